@@ -6,33 +6,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.fabric.utilities.spike import TrainingSpikeException
-from lightning.pytorch import callbacks as lightning_callbacks
-from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
-    BaseFinetuning,
-    BasePredictionWriter,
-    BatchSizeFinder,
-    Checkpoint,
-    DeviceStatsMonitor,
-    EarlyStopping,
-    EMAWeightAveraging,
-    GradientAccumulationScheduler,
-    LambdaCallback,
-    LearningRateFinder,
-    LearningRateMonitor,
-    ModelCheckpoint,
-    ModelPruning,
-    ModelSummary,
-    OnExceptionCheckpoint,
-    RichModelSummary,
-    RichProgressBar,
-    SpikeDetection,
-    StochasticWeightAveraging,
-    ThroughputMonitor,
-    Timer,
-    TQDMProgressBar,
-    WeightAveraging,
-)
+from lightning.pytorch import callbacks
 from lightning.pytorch.tuner import Tuner
 from matrix import Equals, Refused, Row, Works, kind
 from probes import Lines, Watch, same
@@ -61,7 +35,7 @@ class Tunable(Net):
 
 def early_stopping_waits_rounds(folder):
     """patience=3 waits three rounds; what is monitored is the new global model's"""
-    stop = EarlyStopping("val/loss", patience=3, min_delta=100.0)
+    stop = callbacks.EarlyStopping("val/loss", patience=3, min_delta=100.0)
     run = Run(Project(Validated, rounds=10, trainer={"num_sanity_val_steps": 0}), folder, [stop])
     run.fit(val_dataloaders=loader(shuffle=False))
     assert run.loop.rounds_done == 1 + 3  # the first is the best
@@ -70,14 +44,14 @@ def early_stopping_waits_rounds(folder):
 
 def early_stopping_hears_of_the_federation(folder):
     """fed/loss and the like can be monitored"""
-    stop = EarlyStopping("fed/loss", patience=1, min_delta=100.0)
+    stop = callbacks.EarlyStopping("fed/loss", patience=1, min_delta=100.0)
     assert Run(Project(rounds=10), folder, [stop]).fit().loop.rounds_done == 2
 
 
 def checkpoints_hold_the_global_model(folder):
     """a checkpoint is a finished round with the global model"""
     seen = Watch("on_train_epoch_end")
-    save = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    save = callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
     Run(Project(rounds=3, trainer={"enable_checkpointing": True}), folder, [seen, save]).fit()
     for number in range(3):
         saved = torch.load(folder / f"epoch={number}.ckpt", weights_only=True)
@@ -88,7 +62,7 @@ def checkpoints_hold_the_global_model(folder):
 
 def the_best_round_is_kept(folder):
     """keeps the best round"""
-    save = ModelCheckpoint(folder, "best", monitor="val/loss", mode="max")
+    save = callbacks.ModelCheckpoint(folder, "best", monitor="val/loss", mode="max")
     losses = Watch("on_train_epoch_end", lambda trainer, module: float(trainer.callback_metrics["val/loss"]))
     run = Run(
         Project(Validated, rounds=3, trainer={"enable_checkpointing": True, "num_sanity_val_steps": 0}),
@@ -106,7 +80,7 @@ def rates_logged(folder, interval, **settings):
     project = Project(
         partial(Net, scheduler=halves, interval=interval), trainer={"logger": lines}, **settings
     )
-    Run(project, folder, [LearningRateMonitor(interval)]).fit()
+    Run(project, folder, [callbacks.LearningRateMonitor(interval)]).fit()
     return [rate for _, rate in lines.of("lr-SGD")]
 
 
@@ -124,7 +98,7 @@ def rates_are_logged_for_each_step(folder):
 def predictions_are_the_global_models(folder):
     """what is written are predictions of the global model"""
 
-    class Kept(BasePredictionWriter):
+    class Kept(callbacks.BasePredictionWriter):
         def write_on_epoch_end(self, trainer, pl_module, predictions, batch_indices):
             self.kept = torch.cat(predictions)
 
@@ -140,14 +114,14 @@ def predictions_are_the_global_models(folder):
 def device_is_watched_in_every_step(folder):
     """watches this machine in every client's steps; an emulated device's figures are in the VisitLog"""
     lines = Lines()
-    Run(Project(trainer={"logger": lines}), folder, [DeviceStatsMonitor()]).fit()
+    Run(Project(trainer={"logger": lines}), folder, [callbacks.DeviceStatsMonitor()]).fit()
     assert len(lines.of("DeviceStatsMonitor.on_train_batch_end/cpu_percent")) == 2 * 2 * 3
 
 
 def lambdas_see_the_rounds(folder):
     """an epoch's end is a round's end, with the global model"""
     seen = []
-    watch = LambdaCallback(on_train_epoch_end=lambda trainer, module: seen.append(weights(module)))
+    watch = callbacks.LambdaCallback(on_train_epoch_end=lambda trainer, module: seen.append(weights(module)))
     run = Run(Project(), folder, [watch]).fit()
     assert len(seen) == 2
     assert same(seen[1], run.weights())
@@ -168,7 +142,7 @@ def a_bar_counts_batches(folder, kind):
 def a_bar_of_ones_own(folder):
     """counts the batches of all visits of a round"""
 
-    class Counting(lightning_callbacks.ProgressBar):
+    class Counting(callbacks.ProgressBar):
         batches = 0
 
         def on_train_batch_end(self, *_):
@@ -195,7 +169,7 @@ def spikes_end_the_run(folder):
             self.batches += 1
             return self.loss(batch) * (1000.0 if self.batches == 4 else 1.0)
 
-    spikes = SpikeDetection(warmup=2, exclude_batches_path=folder / "skip.json")
+    spikes = callbacks.SpikeDetection(warmup=2, exclude_batches_path=folder / "skip.json")
     run = Run(Project(Far), folder, [spikes])
     with pytest.raises(TrainingSpikeException, match="batch 3"):
         run.fit()
@@ -209,7 +183,7 @@ def throughput_is_of_the_whole_round(folder):
         flops_per_batch = 10
 
     lines = Lines()
-    monitor = ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), window_size=2)
+    monitor = callbacks.ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), window_size=2)
     Run(Project(Counted, trainer={"logger": lines}), folder, [monitor]).fit()
     samples = [count for _, count in lines.of("train/samples")]
     assert samples == [2 * number for number in range(1, 13)]
@@ -217,14 +191,14 @@ def throughput_is_of_the_whole_round(folder):
 
 def a_timer_by_epoch_ends_after_a_round(folder):
     """ends the run after a round"""
-    run = Run(Project(rounds=5), folder, [Timer({"microseconds": 1}, interval="epoch")]).fit()
+    run = Run(Project(rounds=5), folder, [callbacks.Timer({"microseconds": 1}, interval="epoch")]).fit()
     assert run.loop.rounds_done == 1
     assert len(run.rounds) == 1
 
 
 def pruned_are_the_global_models_weights(folder):
     """prunes the global model when a round is over"""
-    prune = ModelPruning(
+    prune = callbacks.ModelPruning(
         "l1_unstructured", amount=0.5, use_lottery_ticket_hypothesis=False, make_pruning_permanent=True
     )
     run = Run(Project(rounds=3), folder, [prune]).fit()
@@ -255,7 +229,7 @@ def thawed(model, batches, round_idx, rate):
     stepped(optimizer, (model.loss(batch.content) for batch in batches))
 
 
-class Thaw(BaseFinetuning):
+class Thaw(callbacks.BaseFinetuning):
     """A finetuning callback of one's own: the backbone joins in the second round."""
 
     def freeze_before_training(self, pl_module):
@@ -277,11 +251,11 @@ class ThawInside(L.Callback):
 def checkpoints_inside_a_round_are_of_its_start(folder):
     """inside a round it holds the state from before it; a resumed run does the round again, bit for bit"""
     at_start = Watch("on_train_epoch_start")
-    save = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
+    save = callbacks.ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
     Run(Project(trainer={"enable_checkpointing": True}), folder, [at_start, save]).fit()
     saved = torch.load(folder / "step=8.ckpt", weights_only=True)
     assert same(saved["state_dict"], at_start.seen[1])
-    save = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
+    save = callbacks.ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
     resumed = Project(trainer={"enable_checkpointing": True}, warns=("Checkpoint directory .* is not empty",))
     again = Run(resumed, folder, [save])
     again.fit(ckpt_path=folder / "step=8.ckpt", weights_only=True)
@@ -304,7 +278,7 @@ def an_exception_leaves_the_state_before_the_round(folder):
     )
     project = Project(trainer={"enable_checkpointing": True}, warns=warns)
     with pytest.raises(RuntimeError, match="broken"):
-        Run(project, folder, [at_start, OnExceptionCheckpoint(folder), Breaks()]).fit()
+        Run(project, folder, [at_start, callbacks.OnExceptionCheckpoint(folder), Breaks()]).fit()
     saved = torch.load(folder / "on_exception.ckpt", weights_only=True)
     assert same(saved["state_dict"], at_start.seen[1])
 
@@ -312,7 +286,7 @@ def an_exception_leaves_the_state_before_the_round(folder):
 def a_checkpoint_callback_of_ones_own(folder):
     """a finished round with the global model"""
 
-    class Own(Checkpoint):
+    class Own(callbacks.Checkpoint):
         def on_train_epoch_end(self, trainer, pl_module):
             trainer.save_checkpoint(folder / f"{trainer.current_epoch}.ckpt")
 
@@ -322,7 +296,7 @@ def a_checkpoint_callback_of_ones_own(folder):
 
 def time_runs_out_inside_a_round(folder):
     """After the seventh of twelve batches: the second round does not count."""
-    timer = Timer(duration=None)
+    timer = callbacks.Timer(duration=None)
     end = Watch(
         "on_train_batch_end",
         lambda trainer, module: setattr(timer, "_duration", 0.0) if trainer.global_step == 7 else None,
@@ -366,7 +340,9 @@ ROWS: list[Row] = [
         "BackboneFinetuning",
         Equals(
             with_callbacks(
-                lambda folder: BackboneFinetuning(1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1),
+                lambda folder: callbacks.BackboneFinetuning(
+                    1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1
+                ),
                 module=Pretrained,
                 rounds=3,
             ),
@@ -404,7 +380,8 @@ ROWS: list[Row] = [
     callback(
         "GradientAccumulationScheduler",
         Equals(
-            with_callbacks(lambda folder: GradientAccumulationScheduler({0: 1, 1: 2}), rounds=3), accumulated
+            with_callbacks(lambda folder: callbacks.GradientAccumulationScheduler({0: 1, 1: 2}), rounds=3),
+            accumulated,
         ),
         "keys are rounds; local_steps counts optimizer steps",
     ),
@@ -427,7 +404,7 @@ ROWS: list[Row] = [
             Works(partial(a_summary_counts_the_module, kind=kind)),
             "shows the module, which every client has",
         )
-        for kind in (ModelSummary, RichModelSummary)
+        for kind in (callbacks.ModelSummary, callbacks.RichModelSummary)
     ),
     callback("a ProgressBar of one's own", Works(a_bar_of_ones_own), covers="ProgressBar"),
     *(
@@ -436,7 +413,7 @@ ROWS: list[Row] = [
             Works(partial(a_bar_counts_batches, kind=kind)),
             "counts the batches of all visits of a round",
         )
-        for kind in (TQDMProgressBar, RichProgressBar)
+        for kind in (callbacks.TQDMProgressBar, callbacks.RichProgressBar)
     ),
     callback(
         "SpikeDetection",
@@ -454,7 +431,11 @@ ROWS: list[Row] = [
                 "take it out",
             ),
         )
-        for kind, *given in ((StochasticWeightAveraging, 0.1), (WeightAveraging,), (EMAWeightAveraging,))
+        for kind, *given in (
+            (callbacks.StochasticWeightAveraging, 0.1),
+            (callbacks.WeightAveraging,),
+            (callbacks.EMAWeightAveraging,),
+        )
     ),
     *(
         callback(
@@ -465,7 +446,7 @@ ROWS: list[Row] = [
                 "use it in a run without the federation",
             ),
         )
-        for kind in (LearningRateFinder, BatchSizeFinder)
+        for kind in (callbacks.LearningRateFinder, callbacks.BatchSizeFinder)
     ),
     callback("ModelPruning", Works(pruned_are_the_global_models_weights)),
 ]
