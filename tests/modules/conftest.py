@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from text_batches import make_sft_batch
 
 TEXTS = [
     "the cat sat on the mat. it was a nice mat: A warm and soft one.",
@@ -91,27 +91,6 @@ def bert_without_pooler(tmp_path_factory) -> str:
     return make_bert(tmp_path_factory.mktemp("headless"), with_pooler=False)
 
 
-def sft_batch(batch: int = 3, tokens: int = 9, seed: int = 0) -> dict[str, Tensor]:
-    """Row r has 3 prompt tokens and r tokens of padding."""
-    stream = torch.Generator().manual_seed(seed)
-    ids = torch.randint(5, 320, (batch, tokens), generator=stream)
-    mask = (torch.arange(tokens)[None] < tokens - torch.arange(batch)[:, None]).long()
-    labels = torch.where(mask.bool() & (torch.arange(tokens) >= 3), ids, -100)
-    return {"input_ids": ids * mask, "attention_mask": mask, "labels": labels}
-
-
-def pair_batch(batch: int = 3, seed: int = 0) -> dict:
-    """Chosen and rejected share the prompt; the rejected ones are two tokens shorter."""
-    chosen, rejected = sft_batch(batch, 9, seed), sft_batch(batch, 7, seed + 100)
-    rejected["input_ids"][:, :3] = chosen["input_ids"][:, :3]
-    return {"chosen": chosen, "rejected": rejected, "index": torch.arange(batch)}
-
-
-def choice_batch(batch: int = 3, tokens: int = 9, seed: int = 0) -> dict[str, Tensor]:
-    texts = sft_batch(batch, tokens, seed)
-    return {**texts, "labels": torch.arange(batch) % 2}
-
-
 @pytest.fixture
 def loader():
     """Makes a loader of ready-made batches."""
@@ -135,7 +114,7 @@ def make_trainer(tmp_path):
 
 
 @pytest.fixture
-def trained(llama, make_trainer, loader, make_sft_batch, tmp_path):
+def trained(llama, make_trainer, loader, tmp_path):
     """A trained module and its checkpoint."""
     from fedlight.modules.sft import SFTModule
 
@@ -155,18 +134,3 @@ def keep_every_epoch(tmp_path):
             trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
 
     return Keep()
-
-
-@pytest.fixture
-def make_sft_batch():
-    return sft_batch
-
-
-@pytest.fixture
-def make_pair_batch():
-    return pair_batch
-
-
-@pytest.fixture
-def make_choice_batch():
-    return choice_batch

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from nested import nested
+from text_batches import make_choice_batch
 from tiny_world import write_rows
 
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
@@ -37,7 +38,7 @@ def test_by_hand():
     torch.testing.assert_close(several, torch.stack([averaged, -averaged], dim=1))
 
 
-def test_the_loss_is_of_the_difference(llama, make_choice_batch):
+def test_the_loss_is_of_the_difference(llama):
     batch = both_orders(make_choice_batch(4))
     module = ready(llama, orders="both")
     a_over_b = -module.choice_logits(batch).diff(dim=1).flatten()
@@ -48,7 +49,7 @@ def test_the_loss_is_of_the_difference(llama, make_choice_batch):
     assert not torch.allclose(ready(llama).example_losses(batch), losses.repeat_interleave(2))
 
 
-def test_a_taste_for_a_position_has_no_gradient(llama, make_choice_batch):
+def test_a_taste_for_a_position_has_no_gradient(llama):
     """A number added to the logit of A in both orders changes neither the loss nor its gradient."""
     batch, module = both_orders(make_choice_batch(4)), ready(llama, orders="both")
     plain = module.choice_logits
@@ -63,7 +64,7 @@ def test_a_taste_for_a_position_has_no_gradient(llama, make_choice_batch):
     torch.testing.assert_close(module.example_losses(batch), without)
 
 
-def test_calibrated_letters(llama, make_choice_batch, tmp_path):
+def test_calibrated_letters(llama, tmp_path):
     """Logits of 2.65 nats for A and a tenth of content: the prior goes, and the rest is ten times as large."""
     plain, batch = ready(llama), both_orders(make_choice_batch(4))
     file = tmp_path / "letters.json"
@@ -98,7 +99,7 @@ def test_prior_and_temperature_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("orders", [[0, 1, 2, 5], [0, 2, 1, 3], [0, 1, 2], None])
-def test_an_order_alone_is_refused(llama, make_choice_batch, orders):
+def test_an_order_alone_is_refused(llama, orders):
     batch = make_choice_batch(4 if orders is None else len(orders))
     if orders is not None:
         batch["orders"] = torch.tensor(orders)

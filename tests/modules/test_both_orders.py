@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from nested import nested
+from text_batches import make_choice_batch
 from tiny_world import make_encoder, write_rows
 from torch.utils._python_dispatch import TorchDispatchMode
 from tuned import tuned
@@ -193,7 +194,7 @@ def test_what_fedlight_test_logs(votes, make_trainer, eval_batch_size, num_adapt
     assert metrics["test/accuracy_both_orders"] != metrics["test/accuracy"]
 
 
-def test_cut_passes_and_other_batches(votes, make_trainer, loader, make_choice_batch, llama):
+def test_cut_passes_and_other_batches(votes, make_trainer, loader, llama):
     """One example alone has no other order, and batches without orders are tested as ever."""
     metrics, *_ = outcome(votes, make_trainer(limit_test_batches=1), 1, 1)
     assert not [name for name in metrics if "both_orders" in name]

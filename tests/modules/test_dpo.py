@@ -4,6 +4,7 @@ import adapted
 import pytest
 import torch
 from one_weight import Outputs
+from text_batches import make_pair_batch, make_sft_batch
 from torch.nn.functional import pad
 from tuned import tuned
 
@@ -46,7 +47,7 @@ def losses_written_out(module: DPOModule, batch: dict, beta: float) -> torch.Ten
     return torch.stack(losses)
 
 
-def test_values_and_gradients_equal_an_independent_implementation(llama, make_pair_batch):
+def test_values_and_gradients_equal_an_independent_implementation(llama):
     batch, beta = make_pair_batch(), 0.5
     ours, reference = tuned(ready(llama, beta=beta)), tuned(ready(llama, beta=beta))
     losses, expected = ours.example_losses(batch), losses_written_out(reference, batch, beta)
@@ -64,13 +65,13 @@ def test_values_and_gradients_equal_an_independent_implementation(llama, make_pa
 
 
 @pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
-def test_the_first_loss_is_log_2(llama, base, make_pair_batch):
+def test_the_first_loss_is_log_2(llama, base):
     metrics = ready(llama, base=base).example_metrics(make_pair_batch())
     torch.testing.assert_close(metrics["loss"], torch.full((3,), math.log(2)), rtol=0, atol=1e-6)
     assert metrics["reward_margin"].abs().max() < 1e-5
 
 
-def test_it_trains_in_double_precision(llama, make_trainer, loader, make_pair_batch):
+def test_it_trains_in_double_precision(llama, make_trainer, loader):
     """Where tensors without a type are fp64, and the model's log-probabilities are not."""
     module = DPOModule(llama, dtype="fp32", optimizer=Optimization(name="SGD"), lr=0.1)
     trainer = make_trainer(max_epochs=1, precision="64-true")
@@ -78,7 +79,7 @@ def test_it_trains_in_double_precision(llama, make_trainer, loader, make_pair_ba
     assert trainer.callback_metrics["train/loss"].item() == pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_swapped_roles_mirror_the_margin(llama, make_pair_batch):
+def test_swapped_roles_mirror_the_margin(llama):
     module, batch = tuned(ready(llama)), make_pair_batch()
     swapped = {**batch, "chosen": batch["rejected"], "rejected": batch["chosen"]}
     one, other = module.example_metrics(batch), module.example_metrics(swapped)
@@ -86,7 +87,7 @@ def test_swapped_roles_mirror_the_margin(llama, make_pair_batch):
     torch.testing.assert_close(one["reward_accuracy"], 1 - other["reward_accuracy"])
 
 
-def test_the_reference_is_computed_once_per_pair(llama, make_trainer, loader, make_pair_batch):
+def test_the_reference_is_computed_once_per_pair(llama, make_trainer, loader):
     module, passes = ready(llama, lr=1e-3, lora=Lora(dropout=0.5)).train(), []
     # 3 + 3 rows of 9 tokens per pass; eval mode and no gradient tell the reference's passes.
     module.causal_lm.model.register_forward_hook(
@@ -99,7 +100,7 @@ def test_the_reference_is_computed_once_per_pair(llama, make_trainer, loader, ma
     assert len(module._reference) == 6
 
 
-def test_the_reference_is_the_base_whatever_the_adapter_is(llama, make_pair_batch):
+def test_the_reference_is_the_base_whatever_the_adapter_is(llama):
     batch = make_pair_batch()
     start = ready(llama).pair_log_probs(batch)
     module = tuned(ready(llama)).train()
@@ -109,7 +110,7 @@ def test_the_reference_is_the_base_whatever_the_adapter_is(llama, make_pair_batc
     assert all(weight.requires_grad for name, weight in module.named_parameters() if "lora_" in name)
 
 
-def test_each_precision_of_the_base_has_its_own_reference(llama, make_pair_batch):
+def test_each_precision_of_the_base_has_its_own_reference(llama):
     """As one device after the other has it, and the server again."""
     module, batch = tuned(ready(llama)), make_pair_batch()
     base, passes, found = QuantizedBase(module), [], {}
@@ -136,7 +137,7 @@ def test_at_first_the_precision_is_that_of_the_base(base, bits):
     assert DPOModule("x", base=base).base_bits == bits
 
 
-def test_a_pair_is_known_by_its_tokens_however_it_is_padded(llama, make_pair_batch):
+def test_a_pair_is_known_by_its_tokens_however_it_is_padded(llama):
     module, batch = ready(llama), make_pair_batch()
     first = module.reference_log_probs(batch)
     fillers, wider = {"labels": -100}, {}
@@ -150,7 +151,7 @@ def test_a_pair_is_known_by_its_tokens_however_it_is_padded(llama, make_pair_bat
     assert torch.equal(module.reference_log_probs(batch), first)
 
 
-def test_a_checkpoint_of_another_kind_is_refused(llama, make_trainer, loader, make_sft_batch, tmp_path):
+def test_a_checkpoint_of_another_kind_is_refused(llama, make_trainer, loader, tmp_path):
     trainer = make_trainer(max_epochs=1)
     trainer.fit(SFTModule(llama), loader([make_sft_batch()]))
     trainer.save_checkpoint(tmp_path / "sft.ckpt")
@@ -158,9 +159,7 @@ def test_a_checkpoint_of_another_kind_is_refused(llama, make_trainer, loader, ma
         DPOModule.load_from_checkpoint(tmp_path / "sft.ckpt")
 
 
-def test_a_merged_adapter_is_the_reference(
-    llama, make_trainer, loader, make_sft_batch, make_pair_batch, tmp_path
-):
+def test_a_merged_adapter_is_the_reference(llama, make_trainer, loader, tmp_path):
     tuned = SFTModule(llama, lr=1e-2)
     make_trainer().fit(tuned, loader([make_sft_batch()]))
     tuned.save_adapter(tmp_path / "sft")
@@ -169,7 +168,7 @@ def test_a_merged_adapter_is_the_reference(
     assert not torch.allclose(module.reference_log_probs(batch), ready(llama).reference_log_probs(batch))
 
 
-def test_evaluation_says_which_pairs_were_right(llama, make_trainer, loader, make_pair_batch):
+def test_evaluation_says_which_pairs_were_right(llama, make_trainer, loader):
     module, batch, outputs = tuned(ready(llama)), make_pair_batch(batch=8), Outputs()
     [logged] = make_trainer(callbacks=[outputs]).validate(module, loader([batch]), verbose=False)
     right = module.example_metrics(batch)["reward_margin"] > 0

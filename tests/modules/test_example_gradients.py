@@ -1,5 +1,6 @@
 import pytest
 import torch
+from text_batches import make_sft_batch
 from tuned import tuned
 
 from fedlight.augmentation.less.example_gradients import example_gradients
@@ -34,14 +35,14 @@ def assert_same(found, expected, rtol=1e-4):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layers", ["all-linear", r".*\.[qv]_proj"])
-def test_equals_a_loop_over_examples(llama, make_sft_batch, way, layers):
+def test_equals_a_loop_over_examples(llama, way, layers):
     module = make_module(llama, lora=Lora(rank=3, targets=layers))
     batch = make_sft_batch(batch=5)
     assert_same(example_gradients(module, batch, way), one_by_one(module, batch))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_equals_a_loop_on_a_base_in_half_precision(llama, make_sft_batch, way):
+def test_equals_a_loop_on_a_base_in_half_precision(llama, way):
     module = make_module(llama, dtype="bf16")
     batch = make_sft_batch(batch=3)
     found = example_gradients(module, batch, way)
@@ -50,7 +51,7 @@ def test_equals_a_loop_on_a_base_in_half_precision(llama, make_sft_batch, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_example_without_labels_has_no_gradient(llama, make_sft_batch, way):
+def test_an_example_without_labels_has_no_gradient(llama, way):
     module, batch = make_module(llama), make_sft_batch(batch=2)
     batch["labels"][1] = -100
     found = example_gradients(module, batch, way)
@@ -59,7 +60,7 @@ def test_an_example_without_labels_has_no_gradient(llama, make_sft_batch, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_module_stays_as_it_was(llama, make_sft_batch, way):
+def test_the_module_stays_as_it_was(llama, way):
     module, batch = make_module(llama), make_sft_batch()
     weights = trained_parameters(module)
     before = {name: weight.clone() for name, weight in weights.items()}
@@ -83,7 +84,7 @@ def test_both_ways_on_a_batch_of_the_embedded_model():
         assert_same(example_gradients(module, batch, "layers"), example_gradients(module, batch, "func"))
 
 
-def test_layers_go_through_a_quantized_base(llama, make_sft_batch):
+def test_layers_go_through_a_quantized_base(llama):
     pytest.importorskip("bitsandbytes")
     module, batch = make_module(llama, base="nf4"), make_sft_batch(batch=4)
     found = example_gradients(module, batch, "layers")
@@ -92,7 +93,7 @@ def test_layers_go_through_a_quantized_base(llama, make_sft_batch):
     assert any((plain[name] - gradient).abs().max() > 1e-3 for name, gradient in found.items())
 
 
-def test_layers_take_linear_layers_alone(llama, make_sft_batch):
+def test_layers_take_linear_layers_alone(llama):
     module, batch = make_module(llama), make_sft_batch()
     module.causal_lm.model.norm.weight.requires_grad_(True)
     with pytest.raises(ValueError, match=r"norm.weight is trained: set gradients to 'func'"):

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from adapted import ready
+from text_batches import make_sft_batch
 
 from fedlight.augmentation.less.features import Moments, RandomProjection, adam_direction, gradient_features
 from fedlight.modules.language.adapters import Lora, trained_parameters
@@ -35,7 +36,7 @@ def test_epsilon_stands_inside_the_root():
     assert found.item() == pytest.approx(0.0099995, rel=1e-4)
 
 
-def test_features(llama, make_sft_batch):
+def test_features(llama):
     module = ready(SFTModule(llama, dtype="fp32", lora=Lora(rank=2, dropout=0.5)))
     weights, batch = trained_parameters(module), make_sft_batch()
     stream = torch.Generator().manual_seed(1)

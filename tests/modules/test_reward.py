@@ -7,6 +7,7 @@ import pytest
 import torch
 from one_weight import Outputs
 from peft import PeftModel
+from text_batches import make_pair_batch
 from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -29,16 +30,14 @@ def rewards_by_hand(monkeypatch):
     monkeypatch.setattr(RewardModule, "rewards", lambda *_: torch.tensor([2.0, 0, 1, 1, 3, 1]))
 
 
-def test_loss_and_accuracy_by_hand(llama, rewards_by_hand, make_pair_batch):
+def test_loss_and_accuracy_by_hand(llama, rewards_by_hand):
     metrics = RewardModule(llama).example_metrics(make_pair_batch())
     expected = [math.log(1 + math.exp(-margin)) for margin in (1, -3, 0)]
     assert metrics["loss"].tolist() == pytest.approx(expected, rel=1e-6)
     assert metrics["accuracy"].tolist() == [1, 0, 0.5]
 
 
-def test_evaluation_logs_means_and_says_who_was_right(
-    llama, rewards_by_hand, make_pair_batch, make_trainer, loader
-):
+def test_evaluation_logs_means_and_says_who_was_right(llama, rewards_by_hand, make_trainer, loader):
     module, outputs = ready(llama), Outputs()
     [metrics] = make_trainer(callbacks=[outputs]).test(module, loader([make_pair_batch()]), verbose=False)
     assert metrics["test/accuracy"] == 0.5
@@ -47,7 +46,7 @@ def test_evaluation_logs_means_and_says_who_was_right(
     assert outputs.seen[0]["vote"].tolist() == [True, False, False]
 
 
-def test_a_reward_is_the_head_on_the_last_token(llama, make_pair_batch):
+def test_a_reward_is_the_head_on_the_last_token(llama):
     module, text = ready(llama), make_pair_batch()["rejected"]
     found = module.rewards(text)
     head = module.state_dict()[HEAD]
@@ -56,7 +55,7 @@ def test_a_reward_is_the_head_on_the_last_token(llama, make_pair_batch):
         torch.testing.assert_close(found[row], head[0] @ states[0, -1])
 
 
-def test_the_end_counts_also_where_it_is_the_padding_token(llama, make_pair_batch, tmp_path):
+def test_the_end_counts_also_where_it_is_the_padding_token(llama, tmp_path):
     network = AutoModelForCausalLM.from_pretrained(llama)
     network.config.pad_token_id = network.config.eos_token_id
     network.save_pretrained(tmp_path)
@@ -71,7 +70,7 @@ def test_the_end_counts_also_where_it_is_the_padding_token(llama, make_pair_batc
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
-def test_padding_does_not_change_rewards(request, kind, make_pair_batch):
+def test_padding_does_not_change_rewards(request, kind):
     module, batch = ready(request.getfixturevalue(kind)), make_pair_batch()
     found = module.pair_rewards(batch)
     chosen = {n: pad(part, (0, 4), value=9 * (n == "input_ids")) for n, part in batch["chosen"].items()}
@@ -81,7 +80,7 @@ def test_padding_does_not_change_rewards(request, kind, make_pair_batch):
         torch.testing.assert_close(found[:, column], module.rewards(batch[side]))
 
 
-def test_gradients_reach_head_and_adapter(llama, make_pair_batch):
+def test_gradients_reach_head_and_adapter(llama):
     module = ready(llama)
     module.example_losses(make_pair_batch()).mean().backward()
     gradients = {name: weight.grad for name, weight in module.named_parameters() if weight.grad is not None}
@@ -91,7 +90,7 @@ def test_gradients_reach_head_and_adapter(llama, make_pair_batch):
     assert all(gradients[name].abs().max() > 0 for name in gradients if "lora_B" in name)
 
 
-def test_swapped_roles_mirror_the_prediction(llama, make_pair_batch, make_trainer, loader):
+def test_swapped_roles_mirror_the_prediction(llama, make_trainer, loader):
     module, batch = ready(llama), make_pair_batch()
     swapped = {**batch, "chosen": batch["rejected"], "rejected": batch["chosen"]}
     one, other = make_trainer().predict(module, loader([batch, swapped]))
@@ -102,9 +101,7 @@ def test_swapped_roles_mirror_the_prediction(llama, make_pair_batch, make_traine
 
 @pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
 @pytest.mark.parametrize("kind", ["llama", "bert_without_pooler"])
-def test_checkpoint_and_adapter_give_equal_rewards(
-    request, kind, base, make_trainer, loader, make_pair_batch, tmp_path
-):
+def test_checkpoint_and_adapter_give_equal_rewards(request, kind, base, make_trainer, loader, tmp_path):
     folder, batch = request.getfixturevalue(kind), make_pair_batch()
     module, trainer = RewardModule(folder, base=base, lr=1e-2), make_trainer()
     before = ready(folder, base=base).pair_rewards(batch)
@@ -119,7 +116,7 @@ def test_checkpoint_and_adapter_give_equal_rewards(
     torch.testing.assert_close(found, third.pair_rewards(batch))
 
 
-def test_peft_alone_reads_the_folder(llama, make_pair_batch, tmp_path):
+def test_peft_alone_reads_the_folder(llama, tmp_path):
     module, text = ready(llama, seed=4), make_pair_batch()["chosen"]
     module.save_adapter(tmp_path)
     torch.manual_seed(77)
@@ -129,7 +126,7 @@ def test_peft_alone_reads_the_folder(llama, make_pair_batch, tmp_path):
     torch.testing.assert_close(logits[:, 0], module.rewards(text))
 
 
-def test_one_client_is_plain_training(llama, make_trainer, loader, make_pair_batch):
+def test_one_client_is_plain_training(llama, make_trainer, loader):
     """Bit for bit, head and adapter, dropout included: the same batches in the same order, in one round."""
 
     class Data(FederatedDataModule):

@@ -1,6 +1,7 @@
 import adapted
 import pytest
 import torch
+from text_batches import make_choice_batch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -13,7 +14,7 @@ def ready(*args, **kwargs) -> SelectorModule:
 
 
 @pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
-def test_choice_logits_equal_full_logits(llama, base, make_choice_batch):
+def test_choice_logits_equal_full_logits(llama, base):
     module, batch = ready(llama, base=base), make_choice_batch()
     found = module.choice_logits(batch)
     rows = [module.tokenizer.convert_tokens_to_ids(token) for token in ("ĠA", "ĠB")]
@@ -22,7 +23,7 @@ def test_choice_logits_equal_full_logits(llama, base, make_choice_batch):
     torch.testing.assert_close(found, logits[torch.arange(3), last][:, rows])
 
 
-def test_the_head_over_the_vocabulary_is_never_computed(llama, make_choice_batch):
+def test_the_head_over_the_vocabulary_is_never_computed(llama):
     module = ready(llama)
 
     def refuse(*_):
@@ -32,7 +33,7 @@ def test_the_head_over_the_vocabulary_is_never_computed(llama, make_choice_batch
     module.example_losses(make_choice_batch()).sum().backward()
 
 
-def test_scaled_and_capped_heads(make_choice_batch, llama, tmp_path):
+def test_scaled_and_capped_heads(llama, tmp_path):
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     torch.manual_seed(0)
@@ -70,7 +71,7 @@ def test_an_unknown_head_is_refused(llama, monkeypatch):
         ready(llama)
 
 
-def test_swapped_roles(llama, make_choice_batch):
+def test_swapped_roles(llama):
     batch = make_choice_batch()
     ab, ba = ready(llama), ready(llama, choices=["B", "A"])
     torch.testing.assert_close(ab.choice_logits(batch).flip(1), ba.choice_logits(batch))
@@ -78,7 +79,7 @@ def test_swapped_roles(llama, make_choice_batch):
     torch.testing.assert_close(ab.example_losses(batch), ba.example_losses(swapped))
 
 
-def test_padding_does_not_count(llama, make_choice_batch):
+def test_padding_does_not_count(llama):
     module, batch = ready(llama), make_choice_batch()
     wider = {
         **batch,
@@ -116,7 +117,7 @@ def test_a_trained_output_head_is_refused(llama):
         ready(llama, lora=Lora(targets=["q_proj", "lm_head"]))
 
 
-def test_accuracy_counts_examples_not_batches(llama, make_trainer, loader, make_choice_batch):
+def test_accuracy_counts_examples_not_batches(llama, make_trainer, loader):
     module, trainer = ready(llama), make_trainer()
     batches = [make_choice_batch(batch=1, seed=1), make_choice_batch(batch=4, seed=2)]
     [metrics] = trainer.test(module, loader(batches), verbose=False)
@@ -126,7 +127,7 @@ def test_accuracy_counts_examples_not_batches(llama, make_trainer, loader, make_
     assert metrics["test/loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
 
 
-def test_predictions_are_log_probabilities(llama, make_trainer, loader, make_choice_batch):
+def test_predictions_are_log_probabilities(llama, make_trainer, loader):
     module, batch = ready(llama), make_choice_batch()
     [found] = make_trainer().predict(module, loader([batch]))
     assert found.shape == (3, 2)
@@ -137,9 +138,7 @@ def test_predictions_are_log_probabilities(llama, make_trainer, loader, make_cho
 
 @pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
 @pytest.mark.parametrize("encoder", ["bert", "bert_without_pooler"])
-def test_a_classifier_trains_saves_and_reloads(
-    request, encoder, base, make_trainer, loader, make_choice_batch, tmp_path
-):
+def test_a_classifier_trains_saves_and_reloads(request, encoder, base, make_trainer, loader, tmp_path):
     folder, batch = request.getfixturevalue(encoder), make_choice_batch()
     batch["token_type_ids"] = (torch.arange(9) > 4).long().expand(3, 9)
     module, trainer = SelectorModule(folder, head="classifier", base=base, lr=1e-2), make_trainer()
@@ -158,7 +157,7 @@ def test_a_classifier_trains_saves_and_reloads(
     torch.testing.assert_close(found, third.choice_logits(batch))
 
 
-def test_a_decoder_can_have_a_classifier(llama, make_choice_batch, tmp_path):
+def test_a_decoder_can_have_a_classifier(llama, tmp_path):
     """Without a padding token in its config: then padding must not be read either."""
     network = AutoModelForCausalLM.from_pretrained(llama)
     network.config.pad_token_id = None
@@ -179,7 +178,7 @@ def test_a_new_head_follows_from_the_seed(bert):
     assert not torch.equal(head(1, seed=0), head(1, seed=1))
 
 
-def test_a_classifier_sees_segments(bert, make_choice_batch):
+def test_a_classifier_sees_segments(bert):
     module, batch = ready(bert, head="classifier"), make_choice_batch()
     segments = {**batch, "token_type_ids": (torch.arange(9) > 4).long().expand(3, 9)}
     assert not torch.allclose(module.choice_logits(batch), module.choice_logits(segments))

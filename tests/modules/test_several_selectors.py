@@ -5,6 +5,7 @@ import pytest
 import torch
 from one_weight import Outputs
 from plain_lightning import trainer
+from text_batches import make_choice_batch
 from tiny_world import read_lines, write_rows
 from tuned import tuned
 
@@ -29,7 +30,7 @@ def outputs_of(trainer, module, loader) -> tuple[dict, dict]:
     return outputs.seen[0], metrics
 
 
-def test_each_adapter_is_asked_and_the_active_one_stays(llama, make_choice_batch):
+def test_each_adapter_is_asked_and_the_active_one_stays(llama):
     module, batch = settled(llama, 3), make_choice_batch()
     module.use_adapter("adapter1")
     found = module.ensemble_logits(batch)
@@ -51,7 +52,7 @@ def test_an_error_leaves_the_active_adapter(llama):
     assert module.network.active_adapter == "adapter1"
 
 
-def test_asking_all_keeps_the_gradients_of_the_active_one(llama, make_choice_batch):
+def test_asking_all_keeps_the_gradients_of_the_active_one(llama):
     module, batch = settled(llama, 3), make_choice_batch()
     module.use_adapter("adapter2")
     module.example_losses(batch).sum().backward()
@@ -61,7 +62,7 @@ def test_asking_all_keeps_the_gradients_of_the_active_one(llama, make_choice_bat
     assert graded == {name for name in module.state_dict() if "adapter2" in name.split(".")}
 
 
-def test_the_majority_is_what_accuracy_means(llama, make_trainer, loader, make_choice_batch):
+def test_the_majority_is_what_accuracy_means(llama, make_trainer, loader):
     module, batch = settled(llama, 3), make_choice_batch(batch=8)
     logits, labels = module.ensemble_logits(batch).detach(), batch["labels"]
     found, metrics = outputs_of(make_trainer(), module, loader([batch]))
@@ -76,7 +77,7 @@ def test_the_majority_is_what_accuracy_means(llama, make_trainer, loader, make_c
     assert metrics["test/loss"] == pytest.approx(losses.mean().item(), rel=1e-6)
 
 
-def test_one_adapter_is_evaluated_as_it_was(llama, make_trainer, loader, make_choice_batch):
+def test_one_adapter_is_evaluated_as_it_was(llama, make_trainer, loader):
     module, batch = settled(llama, 1), make_choice_batch(batch=8)
     logits, labels = module.choice_logits(batch).detach(), batch["labels"]
     found, metrics = outputs_of(make_trainer(), module, loader([batch]))
@@ -91,9 +92,7 @@ def test_one_adapter_is_evaluated_as_it_was(llama, make_trainer, loader, make_ch
     assert torch.equal(predicted, logits.log_softmax(dim=1))
 
 
-def test_an_even_number_of_selectors_is_evaluated_without_a_vote(
-    llama, make_trainer, loader, make_choice_batch
-):
+def test_an_even_number_of_selectors_is_evaluated_without_a_vote(llama, make_trainer, loader):
     module, batch = settled(llama, 2), make_choice_batch(batch=8)
     right = module.ensemble_logits(batch).argmax(dim=2) == batch["labels"][:, None]
     found, metrics = outputs_of(make_trainer(), module, loader([batch]))

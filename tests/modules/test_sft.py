@@ -1,6 +1,7 @@
 import pytest
 import torch
 from adapted import ready
+from text_batches import make_sft_batch
 
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
@@ -19,7 +20,7 @@ def watched(llama):
     return module, shapes
 
 
-def test_losses_equal_full_logits(llama, make_sft_batch):
+def test_losses_equal_full_logits(llama):
     module, batch = ready(SFTModule(llama)).eval(), make_sft_batch(batch=4)
     found = module.example_losses(batch)
     for row in range(4):
@@ -30,7 +31,7 @@ def test_losses_equal_full_logits(llama, make_sft_batch):
         torch.testing.assert_close(found[row].double(), expected, rtol=1e-5, atol=0)
 
 
-def test_the_head_is_computed_at_labelled_positions_only(watched, make_sft_batch):
+def test_the_head_is_computed_at_labelled_positions_only(watched):
     module, shapes = watched
     module.example_losses(make_sft_batch())
     assert shapes == [(6 + 5 + 4, 32)]
@@ -49,7 +50,7 @@ def gradients(module, batch):
 
 
 @pytest.mark.parametrize("trains_head", [False, True])
-def test_logits_in_parts_give_the_same_losses_and_gradients(llama, make_sft_batch, monkeypatch, trains_head):
+def test_logits_in_parts_give_the_same_losses_and_gradients(llama, monkeypatch, trains_head):
     batch, results = make_sft_batch(batch=4), []
     for most in (2**24, 2 * 320):
         monkeypatch.setattr(readout, "MOST_LOGITS", most)
@@ -62,7 +63,7 @@ def test_logits_in_parts_give_the_same_losses_and_gradients(llama, make_sft_batc
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
-def test_a_frozen_head_never_sees_more_than_the_most_positions(watched, make_sft_batch, few_logits):
+def test_a_frozen_head_never_sees_more_than_the_most_positions(watched, few_logits):
     module, shapes = watched
     gradients(module, make_sft_batch())
     module.eval()
@@ -72,7 +73,7 @@ def test_a_frozen_head_never_sees_more_than_the_most_positions(watched, make_sft
     assert shapes == 3 * [*7 * [(2, 32)], (1, 32)]
 
 
-def test_no_part_is_much_smaller_than_another(watched, make_sft_batch, monkeypatch):
+def test_no_part_is_much_smaller_than_another(watched, monkeypatch):
     """A product with one position has other bits where the weights lie elsewhere in memory."""
     monkeypatch.setattr(readout, "MOST_LOGITS", 7 * 320)
     module, shapes = watched
@@ -80,7 +81,7 @@ def test_no_part_is_much_smaller_than_another(watched, make_sft_batch, monkeypat
     assert shapes == 3 * [(5, 32)]
 
 
-def test_in_fp16_the_loss_scale_reaches_all_logits(watched, make_sft_batch, few_logits):
+def test_in_fp16_the_loss_scale_reaches_all_logits(watched, few_logits):
     module, shapes = watched
     with torch.autocast("cpu", dtype=torch.float16):
         module.example_losses(make_sft_batch())

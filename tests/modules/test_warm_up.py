@@ -2,6 +2,7 @@ import itertools
 
 import torch
 from adapted import ready
+from text_batches import make_sft_batch
 
 from fedlight.augmentation.less.warm_up import linear_lr, warm_up
 from fedlight.modules.language.adapters import Lora, trained_parameters
@@ -12,7 +13,7 @@ def make_module(model, **options):
     return ready(SFTModule(model, **{"dtype": "fp32", "lora": Lora(rank=2), **options}))
 
 
-def test_equals_plain_adam(llama, make_sft_batch):
+def test_equals_plain_adam(llama):
     batches = [make_sft_batch(seed=seed) for seed in range(3)]
     epochs, rates = [[0, 1, 2], [2, 0, 1]], [0.01, 0.01 * 5 / 6, 0.01 * 4 / 6, 0.005, 0.01 * 2 / 6, 0.01 / 6]
     module, expected = (make_module(llama, lora=Lora(rank=2, dropout=0)) for _ in range(2))
@@ -41,7 +42,7 @@ def test_equals_plain_adam(llama, make_sft_batch):
     assert number == 1
 
 
-def test_dropout_follows_from_the_seed_alone(llama, make_sft_batch):
+def test_dropout_follows_from_the_seed_alone(llama):
     found = []
     for seed in (0, 0, 1):
         torch.rand(3)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from text_batches import make_sft_batch
 from tuned import tuned
 
 from fedlight.callbacks.loop.fitted_step import FittedStep
@@ -26,7 +27,7 @@ def gradients(module, batch, micro_batch=None):
     return loss.detach(), {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
 
 
-def test_a_loss_counts_by_its_weight_and_the_mean_is_over_examples(module, make_sft_batch):
+def test_a_loss_counts_by_its_weight_and_the_mean_is_over_examples(module):
     batch = make_sft_batch(batch=4)
     plain = module.example_losses(batch)
     weights = torch.tensor([1.0, 0.0, 0.25, 1.0])
@@ -36,7 +37,7 @@ def test_a_loss_counts_by_its_weight_and_the_mean_is_over_examples(module, make_
     torch.testing.assert_close(loss, (plain[0] + plain[2] / 4 + plain[3]).detach() / 4)
 
 
-def test_weight_one_is_no_weight_bit_for_bit(module, make_sft_batch):
+def test_weight_one_is_no_weight_bit_for_bit(module):
     batch = make_sft_batch(batch=4)
     loss, own = gradients(module, batch)
     same, others = gradients(module, {**batch, "weights": torch.ones(4)})
@@ -45,7 +46,7 @@ def test_weight_one_is_no_weight_bit_for_bit(module, make_sft_batch):
     assert all(torch.equal(own[name], others[name]) for name in own)
 
 
-def test_weight_zero_teaches_nothing(module, make_sft_batch):
+def test_weight_zero_teaches_nothing(module):
     batch = make_sft_batch(batch=4)
     _, all_four = gradients(module, {**batch, "weights": torch.tensor([1.0, 1.0, 0.0, 0.0])})
     _, first_two = gradients(module, {name: part[:2] for name, part in batch.items()})
@@ -54,7 +55,7 @@ def test_weight_zero_teaches_nothing(module, make_sft_batch):
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3])
-def test_micro_batches_keep_each_examples_weight(module, make_sft_batch, micro_batch):
+def test_micro_batches_keep_each_examples_weight(module, micro_batch):
     batch = {**make_sft_batch(batch=4), "weights": torch.tensor([0.1, 1.0, 0.5, 0.9])}
     loss, whole = gradients(module, batch)
     same, parts = gradients(module, batch, micro_batch)

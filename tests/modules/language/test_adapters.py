@@ -1,6 +1,7 @@
 import pytest
 import torch
 from adapted import base_state, ready, same
+from text_batches import make_sft_batch
 
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
@@ -14,7 +15,7 @@ def saved(trained, tmp_path):
     return trained[0], str(tmp_path / "adapter")
 
 
-def test_the_saved_adapter_is_a_peft_folder(saved, llama, make_sft_batch):
+def test_the_saved_adapter_is_a_peft_folder(saved, llama):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -33,7 +34,7 @@ def test_start_from_an_adapter(saved, llama):
     assert all(weight.requires_grad for name, weight in again.named_parameters() if "lora_" in name)
 
 
-def test_merge_an_adapter(saved, llama, make_sft_batch):
+def test_merge_an_adapter(saved, llama):
     module, adapter = saved
     merged = ready(SFTModule(llama, adapter=adapter, merge_adapter=True, lora=Lora(rank=2)))
     batch = make_sft_batch(seed=4)
@@ -43,7 +44,7 @@ def test_merge_an_adapter(saved, llama, make_sft_batch):
     assert merged.base != module.base
 
 
-def test_save_merged_gives_a_model(trained, tmp_path, make_sft_batch):
+def test_save_merged_gives_a_model(trained, tmp_path):
     module, _ = trained
     before = base_state(module)
     module.save_merged(tmp_path / "whole")

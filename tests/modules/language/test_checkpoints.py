@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from adapted import same
+from text_batches import make_pair_batch, make_sft_batch
 
 from fedlight.modules.dpo import DPOModule
 from fedlight.modules.language.adapters import Lora
@@ -27,7 +28,7 @@ def test_a_checkpoint_holds_the_adapter_alone(trained):
     assert checkpoint["base_model"] == {"model": module.hparams.model, "base": "plain", **module.base}
 
 
-def test_reload(trained, make_sft_batch):
+def test_reload(trained):
     module, path = trained
     batch = make_sft_batch(seed=9)
     again = SFTModule.load_from_checkpoint(path)
@@ -62,9 +63,7 @@ def test_a_checkpoint_of_another_model(trained, other_llama):
         SFTModule.load_from_checkpoint(path, model=other_llama)
 
 
-def test_a_trainer_refuses_a_checkpoint_of_another_model(
-    trained, other_llama, make_trainer, loader, make_sft_batch
-):
+def test_a_trainer_refuses_a_checkpoint_of_another_model(trained, other_llama, make_trainer, loader):
     _, path = trained
     with pytest.raises(ValueError, match="this checkpoint belongs to another model"):
         make_trainer(max_epochs=3).fit(
@@ -108,7 +107,7 @@ def test_a_damaged_checkpoint(trained):
     ],
 )
 def test_resumed_equals_uninterrupted(
-    llama, kind, settings, make_trainer, loader, make_sft_batch, make_pair_batch, keep_every_epoch, tmp_path
+    llama, kind, settings, make_trainer, loader, keep_every_epoch, tmp_path
 ):
     make_batch = make_sft_batch if kind is SFTModule else make_pair_batch
     batches, settings = [make_batch(seed=seed) for seed in range(3)], {"lora": Lora(dropout=0.3), **settings}

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from adapted import base_state, ready, same
+from text_batches import make_sft_batch
 
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.module import LanguageModule
@@ -13,7 +14,7 @@ from fedlight.modules.sft import SFTModule
 
 
 @pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
-def test_a_step_trains_the_adapter_alone(llama, base, make_trainer, loader, make_sft_batch):
+def test_a_step_trains_the_adapter_alone(llama, base, make_trainer, loader):
     module = ready(SFTModule(llama, base=base, lr=1e-2, optimizer=Optimization(name="SGD")))
     before, adapter = base_state(module), {k: v.clone() for k, v in module.state_dict().items()}
     trainer = make_trainer(max_epochs=1)
@@ -34,7 +35,7 @@ def test_the_adapter_is_fp32_whatever_the_base_is(llama, settings):
 
 
 @pytest.mark.parametrize("base", ["int8", "nf4"])
-def test_quantized_bases_compute_nearly_the_same(llama, base, make_sft_batch):
+def test_quantized_bases_compute_nearly_the_same(llama, base):
     plain, quantized = (ready(SFTModule(llama, base=b)).eval() for b in ("plain", base))
     batch = make_sft_batch()
     exact, rounded = plain.example_losses(batch), quantized.example_losses(batch)
@@ -42,7 +43,7 @@ def test_quantized_bases_compute_nearly_the_same(llama, base, make_sft_batch):
     torch.testing.assert_close(exact, rounded, rtol=0.02 if base == "int8" else 0.2, atol=0)
 
 
-def test_dropout_is_on_in_training_and_off_in_validation(llama, make_trainer, loader, make_sft_batch):
+def test_dropout_is_on_in_training_and_off_in_validation(llama, make_trainer, loader):
     module = ready(SFTModule(llama, lr=1e-9, lora=Lora(dropout=0.5)))
     with torch.no_grad():
         for name, weight in module.state_dict().items():
@@ -62,7 +63,7 @@ def test_dropout_is_on_in_training_and_off_in_validation(llama, make_trainer, lo
     assert len(losses["val"]) == 1
 
 
-def test_dropout_depends_on_epoch_and_texts_alone(llama, make_trainer, loader, make_sft_batch):
+def test_dropout_depends_on_epoch_and_texts_alone(llama, make_trainer, loader):
     def train(stream: int, disturb: bool):
         torch.manual_seed(stream)
         module = SFTModule(llama, lr=1e-2, lora=Lora(dropout=0.5))
@@ -74,7 +75,7 @@ def test_dropout_depends_on_epoch_and_texts_alone(llama, make_trainer, loader, m
     assert same(train(1, disturb=False), train(2, disturb=True))
 
 
-def test_the_global_stream_is_left_alone(llama, make_sft_batch):
+def test_the_global_stream_is_left_alone(llama):
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -104,19 +105,19 @@ def test_nothing_is_loaded_before_it_is_needed(llama):
     assert module.hparams.model == llama
 
 
-def test_a_precision_that_rounds_the_adapter_is_refused(llama, make_trainer, loader, make_sft_batch):
+def test_a_precision_that_rounds_the_adapter_is_refused(llama, make_trainer, loader):
     with pytest.raises(ValueError, match=r"trainer\.precision='bf16-true' would round the adapter"):
         make_trainer(precision="bf16-true").fit(SFTModule(llama), loader([make_sft_batch()]))
 
 
-def test_the_base_class_has_no_loss(llama, make_sft_batch):
+def test_the_base_class_has_no_loss(llama):
     with pytest.raises(NotImplementedError, match="use SFTModule, SelectorModule, RewardModule or DPOModule"):
         ready(LanguageModule(llama)).example_losses(make_sft_batch())
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
-def test_training_on_a_gpu(llama, base, make_trainer, loader, make_sft_batch):
+def test_training_on_a_gpu(llama, base, make_trainer, loader):
     module, trainer = SFTModule(llama, base=base, lr=1e-2), make_trainer(accelerator="gpu", devices=1)
     trainer.fit(module, loader([make_sft_batch()]))
     assert math.isfinite(trainer.callback_metrics["train/loss"])

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from adapted import ready
+from text_batches import make_choice_batch, make_pair_batch, make_sft_batch
 from torch import nn
 from tuned import tuned
 
@@ -49,7 +50,7 @@ def said(caplog):
 
 
 @pytest.fixture
-def build(request, make_sft_batch, make_choice_batch, make_pair_batch):
+def build(request):
     """Makes a module of a kind, and a batch for it."""
 
     def make(kind, **settings):
@@ -181,7 +182,7 @@ def test_all_processes_take_what_the_first_one_measured(llama, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["auto", "fp32"])
-def test_a_checkpoint_keeps_what_auto_was(build, monkeypatch, tmp_path, make_sft_batch, dtype):
+def test_a_checkpoint_keeps_what_auto_was(build, monkeypatch, tmp_path, dtype):
     """On a CPU without bf16, too; where the setting names a type that one counts."""
     wide_on_a_cpu_with_bf16(monkeypatch, 1.5)
     module, batch = build("sft", dtype=dtype)

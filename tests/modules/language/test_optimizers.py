@@ -1,6 +1,7 @@
 import pytest
 import torch
 from adapted import ready
+from text_batches import make_sft_batch
 from torch import nn
 
 from fedlight.devices.memory import moment_bytes_per_weight
@@ -40,7 +41,7 @@ def test_arguments_reach_the_optimizer(llama):
     assert {id(weight) for weight in group["params"]} == adapter
 
 
-def test_cosine_moves_once_per_epoch(llama, make_trainer, loader, make_sft_batch):
+def test_cosine_moves_once_per_epoch(llama, make_trainer, loader):
     module = SFTModule(llama, lr=1.0, optimizer=Optimization(schedule="cosine"))
     rates = []
 
@@ -52,7 +53,7 @@ def test_cosine_moves_once_per_epoch(llama, make_trainer, loader, make_sft_batch
     assert rates == pytest.approx([1, 1, 0.853553, 0.853553, 0.5, 0.5, 0.146447, 0.146447], abs=1e-6)
 
 
-def test_cosine_without_an_end_is_refused(llama, make_trainer, loader, make_sft_batch):
+def test_cosine_without_an_end_is_refused(llama, make_trainer, loader):
     module = SFTModule(llama, optimizer=Optimization(schedule="cosine"))
     with pytest.raises(ValueError, match="max_epochs=-1, set it above 0"):
         make_trainer(max_epochs=-1).fit(module, loader([make_sft_batch()]))

@@ -2,6 +2,7 @@ import pytest
 import torch
 from adapted import ready, same
 from peft import PeftModel
+from text_batches import make_choice_batch, make_pair_batch
 from tiny_world import make_encoder
 from transformers import AutoModelForSequenceClassification
 from tuned import tuned
@@ -47,7 +48,7 @@ KINDS = {
 
 
 @pytest.fixture(params=KINDS)
-def build(request, encoder, make_choice_batch):
+def build(request, encoder):
     """A function that builds a selector of this kind with so many adapters, and a batch for it."""
     settings = {"model": encoder, "lora": Lora(dropout=0.3), **KINDS[request.param]}
     batch = small_batch() if settings["model"] in (encoder, "toy") else make_choice_batch()
@@ -165,7 +166,7 @@ def test_text_is_written_by_the_active_adapter(llama):
     assert texts["adapter0"] != texts["adapter1"]
 
 
-def test_the_reference_of_dpo_freezes_none(llama, make_pair_batch):
+def test_the_reference_of_dpo_freezes_none(llama):
     module, single = tuned(DPOModule(llama, num_adapters=2)).eval(), ready(DPOModule(llama)).eval()
     module.use_adapter("adapter1")
     batch = make_pair_batch()

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from adapted import ready
+from text_batches import make_sft_batch
 
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
@@ -139,7 +140,7 @@ def test_checkpointing_changes_no_gradient_and_leaves_no_trace(kind, model, sett
     assert any(gradient.abs().max() > 0 for gradient in expected.values())
 
 
-def test_gradient_checkpointing_is_a_setting(llama, make_sft_batch):
+def test_gradient_checkpointing_is_a_setting(llama):
     """Losses and gradients of the plain form, with layers computed twice, and less memory is counted."""
     plain, twice = (
         SFTModule(llama, lora=Lora(dropout=0.3), dtype="fp32", execution=Execution(gradient_checkpointing=on))
