@@ -33,11 +33,8 @@ class OwnPrecision(plugins.Precision):
     """Counts the forward contexts."""
 
 
-def own_accelerator():
-    class Own(accelerators.CPUAccelerator):
-        pass
-
-    return Own()
+class OwnAccelerator(accelerators.CPUAccelerator):
+    """One's own."""
 
 
 class OwnStrategy(strategies.SingleDeviceStrategy):
@@ -70,10 +67,8 @@ def csv_has_a_row_for_each_round(folder):
     run = Run(given(logger=loggers.CSVLogger(folder)), folder).fit()
     with open(f"{run.trainer.logger.log_dir}/metrics.csv", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["fed/loss"]]
-    assert [(row["epoch"], row["step"], row["fed/clients"]) for row in rows] == [
-        ("0", "5", "2.0"),
-        ("1", "11", "2.0"),
-    ]
+    found = [(row["epoch"], row["step"], row["fed/clients"]) for row in rows]
+    assert found == [("0", "5", "2.0"), ("1", "11", "2.0")]
 
 
 def tensorboard_has_an_event_for_each_round(folder):
@@ -88,6 +83,7 @@ def tensorboard_has_an_event_for_each_round(folder):
 
 
 def every_training_batch_is_timed(folder):
+    """an epoch is a round, a training batch that of a client"""
     times = profilers.SimpleProfiler()
     Run(given(profiler=times), folder).fit()
     assert len(times.recorded_durations["run_training_batch"]) == 12
@@ -95,6 +91,7 @@ def every_training_batch_is_timed(folder):
 
 
 def every_training_batch_is_profiled(folder):
+    """an epoch is a round, a training batch that of a client"""
     calls = profilers.AdvancedProfiler(dirpath=folder, filename="calls")
     Run(given(profiler=calls), folder).fit()
     (text,) = [file.read_text() for file in folder.glob("fit-calls.txt")]
@@ -226,7 +223,7 @@ ROWS: list[Row] = [
     ),
     accelerator("CPUAccelerator", Equals(given(accelerator="cpu"))),
     accelerator(
-        "an Accelerator of one's own", Equals(given(accelerator=own_accelerator())), covers="Accelerator"
+        "an Accelerator of one's own", Equals(given(accelerator=OwnAccelerator())), covers="Accelerator"
     ),
     *(
         accelerator(
@@ -318,13 +315,8 @@ ROWS: list[Row] = [
         )
         for name in ("WandbLogger", "MLFlowLogger", "CometLogger", "LitLogger")
     ),
-    *(
-        profiler(name, Works(timed), "an epoch is a round, a training batch that of a client")
-        for name, timed in (
-            ("SimpleProfiler", every_training_batch_is_timed),
-            ("AdvancedProfiler", every_training_batch_is_profiled),
-        )
-    ),
+    profiler("SimpleProfiler", Works(every_training_batch_is_timed)),
+    profiler("AdvancedProfiler", Works(every_training_batch_is_profiled)),
     profiler("PyTorchProfiler", Works(operations_are_profiled)),
     profiler("PassThroughProfiler", Equals(given(profiler=profilers.PassThroughProfiler()))),
     profiler("a Profiler of one's own", Works(a_profiler_of_ones_own_hears_of_all), covers="Profiler"),

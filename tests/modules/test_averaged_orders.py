@@ -188,5 +188,4 @@ def test_clients_side_by_side_train_the_same(votes, llama, make_trainer, tmp_pat
         found.append(
             {name: part.detach().clone() for name, part in module.named_parameters() if part.requires_grad}
         )
-    for name, weight in found[0].items():
-        torch.testing.assert_close(weight, found[1][name], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)

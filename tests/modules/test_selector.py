@@ -127,15 +127,6 @@ def test_accuracy_counts_examples_not_batches(llama, make_trainer, loader):
     assert metrics["test/loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
 
 
-def test_predictions_are_log_probabilities(llama, make_trainer, loader):
-    module, batch = ready(llama), make_choice_batch()
-    [found] = make_trainer().predict(module, loader([batch]))
-    assert found.shape == (3, 2)
-    torch.testing.assert_close(found.exp().sum(dim=1), torch.ones(3))
-    picked = -found[torch.arange(3), batch["labels"]]
-    torch.testing.assert_close(picked, module.example_losses(batch).detach())
-
-
 @pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
 @pytest.mark.parametrize("encoder", ["bert", "bert_without_pooler"])
 def test_a_classifier_trains_saves_and_reloads(request, encoder, base, make_trainer, loader, tmp_path):

@@ -137,9 +137,8 @@ def test_an_upload_is_what_the_client_has_sent(tiny_model, tmp_path):
 
 def test_the_order_of_the_callbacks_does_not_matter(tiny_model, tmp_path):
     fit(tiny_model, tmp_path / "behind", loop(), *attacks(targets=BOTH), max_epochs=2)
-    fit(
-        tiny_model, tmp_path / "before", *attacks(targets=BOTH), loop(), max_epochs=2
-    )  # as the command line has them
+    # as the command line has them
+    fit(tiny_model, tmp_path / "before", *attacks(targets=BOTH), loop(), max_epochs=2)
     assert files(tmp_path / "behind") == files(tmp_path / "before")
     assert len(files(tmp_path / "behind")) == 7
 

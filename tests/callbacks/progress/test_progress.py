@@ -53,27 +53,29 @@ def trainer_with(terminal, callbacks=(), max_epochs=2):
     return bar.console.file, make_trainer(max_epochs, [bar, *callbacks], enable_progress_bar=True)
 
 
+def shown_by(module, *callbacks, terminal=True, max_epochs=2):
+    """What a fit has shown; the last batch is shown however seldom the line is renewed."""
+    output, trainer = trainer_with(terminal, callbacks, max_epochs)
+    trainer.progress_bar_callback.refresh_seconds = 3600.0
+    trainer.fit(module, LOADER, LOADER if module.validation_step else None)
+    return output.getvalue()
+
+
 def without_times(text):
     return [line.split("  (")[0] for line in text.splitlines()]
 
 
 def test_a_log_file_gets_one_line_per_round():
-    output, trainer = trainer_with(terminal=False, callbacks=[VisitsEach()])
-    trainer.fit(FixedLoss(), LOADER, LOADER)
+    shown = shown_by(FixedLoss(), VisitsEach(), terminal=False)
     lines = [f"round {number}/2: loss 5.5000  val/accuracy 0.7500" for number in (1, 2)]
-    assert without_times(output.getvalue())[:2] == lines
+    assert without_times(shown)[:2] == lines
 
 
 @pytest.mark.parametrize(("device", "said"), [("", ""), ("iphone_12", " on iphone_12")])
 def test_a_terminal_sees_round_client_device_and_loss(device, said):
     loop = VisitsEach()
     loop.device_name = device
-    output, trainer = trainer_with(terminal=True, callbacks=[loop])
-    trainer.callbacks[
-        0
-    ].refresh_seconds = 3600.0  # the last batch is shown however seldom the line is renewed
-    trainer.fit(NotValidated(), LOADER)
-    shown = output.getvalue()
+    shown = shown_by(NotValidated(), loop)
     assert "round 2/2" in shown
     assert f"client c9{said}  loss 10.0000" in shown
     assert "10/10" in shown
@@ -93,10 +95,9 @@ def test_clients_side_by_side_are_named_and_count_each():
             means = loss.detach() + torch.arange(0.0, 3.0)
             return {"loss": 3 * loss, CLIENT_LOSSES: means} if batch_idx == 9 else loss
 
-    output, trainer = trainer_with(terminal=True, callbacks=[Groups()], max_epochs=1)
-    trainer.fit(GroupLoss(), LOADER)
-    assert "clients c1, c2 and 1 more  loss 11.0000" in output.getvalue()  # the mean of 10, 11 and 12
-    assert "round 1/1: loss 6.5000" in output.getvalue()  # (1 + ... + 9 + 10 + 11 + 12) / 12
+    shown = shown_by(GroupLoss(), Groups(), max_epochs=1)
+    assert "clients c1, c2 and 1 more  loss 11.0000" in shown  # the mean of 10, 11 and 12
+    assert "round 1/1: loss 6.5000" in shown  # (1 + ... + 9 + 10 + 11 + 12) / 12
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
@@ -167,9 +168,8 @@ def test_a_long_fit_is_foretold_once(monkeypatch, least, said):
     monkeypatch.setattr(round_progress, "FORETOLD_AFTER", 0.0)
     monkeypatch.setattr(round_progress, "MINUTE", least)
     monkeypatch.setattr(round_progress.hardware, "peak_memory", lambda: 3_140_000_000)
-    file, trainer = trainer_with(terminal=False)
-    trainer.fit(TokensLoss(), LOADER)
-    lines = [line for line in file.getvalue().splitlines() if "so far" in line]
+    shown = shown_by(TokensLoss(), terminal=False)
+    lines = [line for line in shown.splitlines() if "so far" in line]
     assert len(lines) == said
     if said:
         assert re.fullmatch(
@@ -182,9 +182,7 @@ def test_scores_and_attacks_between_rounds_are_named_as_not_counted(monkeypatch)
     monkeypatch.setattr(round_progress, "FORETOLD_AFTER", 0.0)
     monkeypatch.setattr(round_progress, "MINUTE", 0.0)
     monkeypatch.setattr(Asked, "__module__", "fedlight.callbacks.scores.asked")
-    file, trainer = trainer_with(terminal=False, callbacks=[Asked(), Stale()])
-    trainer.fit(TokensLoss(), LOADER)
-    said = " ".join(file.getvalue().split())
+    said = " ".join(shown_by(TokensLoss(), Asked(), Stale(), terminal=False).split())
     assert re.search(
         r"18 batches, about 54 tokens, [^,]* left( and validation)?, not counted: Asked\b(?!,)", said
     )

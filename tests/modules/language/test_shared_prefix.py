@@ -127,11 +127,7 @@ def test_shared_rows_equal_a_row_per_text(kind, form, widths):
     assert widths == [(4, 130), (2, 147), (2, 147), (2, 147)]
     # Eager attention computes its softmax in fp32 whatever the model's type.
     tolerance = {"rtol": 1e-10, "atol": 1e-10} if form == "sdpa" else {"rtol": 1e-4, "atol": 1e-4}
-    for (states, gradients), (expected, wanted) in [(found[shared.pairs], found[hidden_states])]:
-        torch.testing.assert_close(states, expected, **tolerance)
-        assert gradients.keys() == wanted.keys()
-        for name, gradient in gradients.items():
-            torch.testing.assert_close(gradient, wanted[name], **tolerance)
+    torch.testing.assert_close(found[shared.pairs], found[hidden_states], **tolerance)
 
 
 @pytest.mark.parametrize("kind", OTHERS)

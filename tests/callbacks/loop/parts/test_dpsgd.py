@@ -73,16 +73,14 @@ def test_a_visit_equals_a_loop_over_examples(clip_norm, noise):
     for visit, batches in recorder.visits[0]:
         seed = derive_seed(0, "visit", 0, visit.client_id, "train")
         expected = written_out(start, batches, clip_norm, noise, seed)
-        for name, value in sent.seen[0, visit.client_id].items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(sent.seen[0, visit.client_id], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_without_noise_and_clipping_it_is_plain_training():
     """Under AdamW; under SGD it is the loop over examples, whose norms are below the largest one above."""
     plain, _ = federate(model=module(dropout=0.0))
     noiseless, _ = federate(model=module(dropout=0.0), parts=[DPSGD(1e6, 0.0)])
-    for name, value in weights(noiseless).items():
-        torch.testing.assert_close(value, weights(plain)[name], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(weights(noiseless), weights(plain), rtol=1e-4, atol=1e-6)
 
 
 class Wide(L.LightningModule):

@@ -103,10 +103,9 @@ def test_rounds_equal_the_equations_with_clients_in_modules_of_their_own_rank(na
     expected = written_out(start, seen.visits, METHODS[name][1])[-1]
     if name.startswith("HetLoRA") or name == "zero-padding":
         close(trained, expected)
-    for layer in LAYERS:
-        for rank in (1, 2, 3, 4):
-            found, other = (products(sliced(one, rank))[layer] for one in (trained, expected))
-            torch.testing.assert_close(found, other, rtol=1e-3, atol=2e-6)
+    for rank in (1, 2, 3, 4):
+        found, other = (products(sliced(one, rank)) for one in (trained, expected))
+        torch.testing.assert_close(found, other, rtol=1e-3, atol=2e-6)
     assert furthest(trained, start) > 0.05
     assert [row["lora_rank"] for row in rows] == [RANKS.get(row["client"], 4) for row in rows]
     assert len({row["client"] for row in rows}) == 3
@@ -125,8 +124,7 @@ def test_under_an_optimizer_with_moments_and_decay_and_a_proximal_term(name):
     how = {"optimizer": "AdamW", "lr": 0.02, "weight_decay": 0.3}
     start, trained, _, seen, _ = run(algorithm, Points(), module=Ranked(**how), clients_per_round=3)
     expected = written_out(start, seen.visits, METHODS[name][1], pull=0.5, **how)[-1]
-    for layer in LAYERS:
-        torch.testing.assert_close(products(trained)[layer], products(expected)[layer], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(products(trained), products(expected), rtol=1e-3, atol=1e-5)
 
 
 def test_with_equal_ranks_and_plain_weights_it_is_fedavg():
@@ -148,8 +146,7 @@ def test_one_client_of_a_smaller_rank_is_plain_training_of_that_rank(name):
         rest = products({n: t[2:] if "lora_A" in n else t[:, 2:] for n, t in start.items()})
         assert all(value.norm() > 0.1 for value in rest.values())
         expected = {layer: value + rest[layer] for layer, value in expected.items()}
-    for layer in LAYERS:
-        torch.testing.assert_close(products(trained)[layer], expected[layer], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(products(trained), expected, rtol=1e-4, atol=1e-6)
 
 
 WIRES = {"lossless": None, "nf4": Wire(up=Quantize("nf4"), down=Quantize("fp16"))}
@@ -189,11 +186,9 @@ def test_one_forward_only_client_of_a_smaller_rank_is_a_module_of_that_rank(kind
         for name, value in sliced(start, 2).items():
             small.get_parameter(name).copy_(value)
     alone = fit(small, one, algorithm=FedProx(3.0), **how)[0]
-    for layer in LAYERS:
-        torch.testing.assert_close(
-            products(sliced(trained, 2))[layer], products(alone)[layer], rtol=1e-4, atol=1e-6
-        )
-        assert not torch.allclose(products(alone)[layer], products(sliced(start, 2))[layer], atol=1e-3)
+    torch.testing.assert_close(products(sliced(trained, 2)), products(alone), rtol=1e-4, atol=1e-6)
+    for layer, before in products(sliced(start, 2)).items():
+        assert not torch.allclose(products(alone)[layer], before, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["HetLoRA, skip", "FlexLoRA", "pruning"])
@@ -345,14 +340,8 @@ def test_a_pruned_client_goes_on_over_a_wire_that_remembers():
     [
         (lambda: HetLoRA(missing="none"), "missing='none' is not one of zero, skip"),
         (lambda: FlexLoRA(missing="none"), "missing='none' is not one of zero, skip"),
-        (
-            lambda: HetLoRA(weighting="unbiased"),
-            "HetLoRA: weighting='unbiased' is not one of uniform, normalized",
-        ),
-        (
-            lambda: FlexLoRA(weighting="unbiased"),
-            "FlexLoRA: weighting='unbiased' is not one of uniform, normalized",
-        ),
+        (lambda: HetLoRA(weighting="unbiased"), "HetLoRA: weighting='unbiased' is not one of uniform, nor"),
+        (lambda: FlexLoRA(weighting="unbiased"), "FlexLoRA: weighting='unbiased' is not one of uniform, nor"),
         (lambda: HetLoRA(gamma=0.0), "gamma=0.0 must be above 0"),
         (lambda: HetLoRA(gamma=1.5), "gamma=1.5 must be"),
         (lambda: HetLoRA(gamma=0.5, lam=-1.0), "lam=-1.0 must be at least 0"),
@@ -371,9 +360,8 @@ class TwoOptimizers(Ranked):
         self.automatic_optimization = False
 
     def configure_optimizers(self):
-        parts = ("lora_A", "lora_B")
-        own = [[p for name, p in self.named_parameters() if part in name] for part in parts]
-        return [torch.optim.SGD(some, lr=0.1) for some in own]
+        a, b = ([p for name, p in self.named_parameters() if part in name] for part in ("lora_A", "lora_B"))
+        return [torch.optim.SGD(a, lr=0.1), torch.optim.SGD(b, lr=0.1)]
 
 
 @pytest.mark.parametrize(
@@ -388,7 +376,7 @@ class TwoOptimizers(Ranked):
         (
             HetLoRA(gamma=0.5, lam=0.1),
             {"forward": ZerothOrder()},
-            "lam=0.1: .* leave forward out, or set lam to 0",
+            "lam=0.1: .* leave forward out, or set lam",
         ),
         (HetLoRA(), {"ranks": {"a": 5}}, "5 is above the rank 4 of the module's adapters"),
         (HetLoRA(), {"ranks": {"nobody": 1}}, r"ranks\.nobody: there is no such client or device"),
