@@ -41,12 +41,5 @@ class Watch(L.Callback):
         setattr(self, hook, lambda trainer, module, *rest: self.seen.append(look(trainer, module)))
 
 
-class Before(L.Callback):
-    """Calls a function at the start of the epochs named, or at the start of a batch."""
-
-    def __init__(self, act, hook="on_train_epoch_start"):
-        setattr(self, hook, act)
-
-
 def same(a, b):
     return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)

@@ -99,23 +99,6 @@ def test_swapped_roles_mirror_the_prediction(llama, make_trainer, loader):
     torch.testing.assert_close(-one[:, 0], module.example_losses(batch).detach())
 
 
-@pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
-@pytest.mark.parametrize("kind", ["llama", "bert_without_pooler"])
-def test_checkpoint_and_adapter_give_equal_rewards(request, kind, base, make_trainer, loader, tmp_path):
-    folder, batch = request.getfixturevalue(kind), make_pair_batch()
-    module, trainer = RewardModule(folder, base=base, lr=1e-2), make_trainer()
-    before = ready(folder, base=base).pair_rewards(batch)
-    trainer.fit(module, loader([batch]))
-    found = module.eval().pair_rewards(batch)
-    assert not torch.allclose(found, before, rtol=1e-3)
-    trainer.save_checkpoint(tmp_path / "x.ckpt")
-    again = RewardModule.load_from_checkpoint(tmp_path / "x.ckpt").eval()
-    assert torch.equal(found, again.pair_rewards(batch))
-    module.save_adapter(tmp_path / "adapter")
-    third = ready(folder, base=base, adapter=str(tmp_path / "adapter"), seed=99)
-    torch.testing.assert_close(found, third.pair_rewards(batch))
-
-
 def test_peft_alone_reads_the_folder(llama, tmp_path):
     module, text = ready(llama, seed=4), make_pair_batch()["chosen"]
     module.save_adapter(tmp_path)

@@ -127,25 +127,11 @@ def test_accuracy_counts_examples_not_batches(llama, make_trainer, loader):
     assert metrics["test/loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("base", ["plain", "int8", "nf4"])
 @pytest.mark.parametrize("encoder", ["bert", "bert_without_pooler"])
-def test_a_classifier_trains_saves_and_reloads(request, encoder, base, make_trainer, loader, tmp_path):
-    folder, batch = request.getfixturevalue(encoder), make_choice_batch()
-    batch["token_type_ids"] = (torch.arange(9) > 4).long().expand(3, 9)
-    module, trainer = SelectorModule(folder, head="classifier", base=base, lr=1e-2), make_trainer()
-    trainer.fit(module, loader([batch]))
-    trainer.save_checkpoint(tmp_path / "x.ckpt")
-    names = set(module.state_dict())
+def test_a_classifier_has_the_layers_that_its_base_lacks(request, encoder):
+    names = set(ready(request.getfixturevalue(encoder), head="classifier").state_dict())
     assert any("classifier" in name for name in names)
     assert any("pooler.dense.modules_to_save" in name for name in names) == (encoder == "bert_without_pooler")
-    again = SelectorModule.load_from_checkpoint(tmp_path / "x.ckpt")
-    found = module.eval().choice_logits(batch)
-    assert found.shape == (3, 2)
-    assert torch.equal(found, again.eval().choice_logits(batch))
-
-    module.save_adapter(tmp_path / "adapter")
-    third = ready(folder, head="classifier", base=base, adapter=str(tmp_path / "adapter"), seed=99)
-    torch.testing.assert_close(found, third.choice_logits(batch))
 
 
 def test_a_decoder_can_have_a_classifier(llama, tmp_path):

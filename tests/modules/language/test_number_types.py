@@ -33,6 +33,10 @@ MODULES = {
     "reward": (RewardModule, "llama", {}),
     "dpo": (DPOModule, "llama", {"beta": 0.1}),
 }
+WITHOUT_POOLER = {
+    "classifier without pooler": (SelectorModule, "bert_without_pooler", {"head": "classifier"}),
+    "reward without pooler": (RewardModule, "bert_without_pooler", {}),
+}
 
 
 @pytest.fixture(params=[True, False], ids=["has bf16", "lacks bf16"])
@@ -54,7 +58,7 @@ def build(request):
     """Makes a module of a kind, and a batch for it."""
 
     def make(kind, **settings):
-        cls, model, own = MODULES[kind]
+        cls, model, own = (MODULES | WITHOUT_POOLER)[kind]
         module = ready(cls(request.getfixturevalue(model), **{"lora": Lora(dropout=0.0), **own, **settings}))
         batches = {SFTModule: make_sft_batch, SelectorModule: make_choice_batch}
         return module.eval(), batches.get(cls, make_pair_batch)()
@@ -228,12 +232,22 @@ def test_a_base_in_bf16_gives_the_losses_and_gradients_of_one_in_fp32(build, kin
     assert gradients[1].norm() == pytest.approx(gradients[0].norm().item(), rel=0.1)
 
 
-@pytest.mark.parametrize("kind", MODULES)
-def test_a_module_in_bf16_learns_and_is_the_same_when_it_is_loaded_again(
-    build, kind, make_trainer, loader, tmp_path
+WITH_HEADS = ["classifier", "reward", *WITHOUT_POOLER]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        *((kind, {"dtype": "bf16"}) for kind in MODULES),
+        *((kind, {"base": base}) for kind in WITH_HEADS for base in base_model.BASES),
+    ],
+    ids=str,
+)
+def test_a_module_learns_and_is_the_same_when_it_is_loaded_again(
+    build, kind, settings, make_trainer, loader, tmp_path
 ):
     """From the checkpoint, and from the folder of its adapter, head included."""
-    module, batch = build(kind, dtype="bf16", lr=1e-2)
+    module, batch = build(kind, lr=1e-2, **settings)
     before = module.example_losses(batch).mean().item()
     trainer = make_trainer(max_epochs=4)
     trainer.fit(module.train(), loader([batch]))
@@ -243,7 +257,7 @@ def test_a_module_in_bf16_learns_and_is_the_same_when_it_is_loaded_again(
     assert found.mean().item() < before
     again = type(module).load_from_checkpoint(tmp_path / "x.ckpt").eval()
     assert torch.equal(again.example_losses(batch), found)
-    from_folder, _ = build(kind, dtype="bf16", adapter=str(tmp_path / "adapter"), seed=9)
+    from_folder, _ = build(kind, adapter=str(tmp_path / "adapter"), seed=9, **settings)
     assert torch.equal(from_folder.example_losses(batch), found)
 
 

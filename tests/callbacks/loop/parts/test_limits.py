@@ -164,7 +164,7 @@ def test_an_emulated_client_whose_loss_explodes_gets_a_reason_and_a_word(caplog)
     assert fit.callback_metrics["fed/clients"] == 10
 
 
-def test_limits_can_be_enforced_in_the_emulator(caplog):
+def test_limits_can_be_enforced_in_the_emulator():
     _, rows, fit = run(1, limits=Limits(action="leave_out", enforce=True))
     assert {row["client"]: row["reason"] for row in rows if row["reason"]} == {"c4": "left_out"}
     assert fit.callback_metrics["fed/clients"] == 9
