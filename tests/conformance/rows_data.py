@@ -9,24 +9,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from matrix import Equals, Refused, Row, Works, kind
 from probes import Watch
 from project import Net, Project, Run, Validated, by_client, examples, loader, rows_of_clients
-from torch.utils.data import (
-    BatchSampler,
-    ChainDataset,
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    StackDataset,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-    random_split,
-)
+from torch.utils import data as torch_data
 from torch.utils.data.datapipes.dataframe.datapipes import DFIterDataPipe
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
@@ -58,7 +41,7 @@ def sampled(make, **settings):
 
     def data():
         made = examples()
-        return DataLoader(made, batch_size=2, sampler=make(made))
+        return torch_data.DataLoader(made, batch_size=2, sampler=make(made))
 
     return Equals(Project(data=data), **settings)
 
@@ -95,7 +78,7 @@ def neighbours(run):
         assert all(own(client).index(two) - own(client).index(one) == 1 for one, two in batches)
 
 
-class Backwards(Sampler):
+class Backwards(torch_data.Sampler):
     def __init__(self, source):
         self.source = source
 
@@ -106,7 +89,7 @@ class Backwards(Sampler):
         return len(self.source)
 
 
-class Neighbours(Sampler):
+class Neighbours(torch_data.Sampler):
     def __init__(self, source):
         self.source = source
 
@@ -118,7 +101,7 @@ class Neighbours(Sampler):
 
 
 def neighbouring(**settings):
-    return lambda: DataLoader(examples(), batch_sampler=Neighbours(examples()))
+    return lambda: torch_data.DataLoader(examples(), batch_sampler=Neighbours(examples()))
 
 
 def with_batch_sampler(loop):
@@ -126,10 +109,10 @@ def with_batch_sampler(loop):
 
 
 def replicas(number):
-    return lambda made: DistributedSampler(made, num_replicas=number, rank=0)
+    return lambda made: torch_data.DistributedSampler(made, num_replicas=number, rank=0)
 
 
-class Rows(Dataset):
+class Rows(torch_data.Dataset):
     def __init__(self):
         self.pairs = examples()
 
@@ -147,7 +130,7 @@ class Pipe(MapDataPipe, Rows):
         self.pairs = examples()
 
 
-class Stream(IterableDataset):
+class Stream(torch_data.IterableDataset):
     def __iter__(self):
         return iter(examples())
 
@@ -163,22 +146,24 @@ class FramePipe(DFIterDataPipe):
 
 
 def over(make):
-    return Equals(Project(data=lambda: DataLoader(make(), batch_size=2, shuffle=True)))
+    return Equals(Project(data=lambda: torch_data.DataLoader(make(), batch_size=2, shuffle=True)))
 
 
 def in_two_pieces():
     x, y = examples().tensors
-    return ConcatDataset([TensorDataset(x[:10], y[:10]), TensorDataset(x[10:], y[10:])])
+    return torch_data.ConcatDataset(
+        [torch_data.TensorDataset(x[:10], y[:10]), torch_data.TensorDataset(x[10:], y[10:])]
+    )
 
 
 def backwards_subset():
-    return Subset(Subset(examples(), range(23, -1, -1)), range(23, -1, -1))
+    return torch_data.Subset(torch_data.Subset(examples(), range(23, -1, -1)), range(23, -1, -1))
 
 
 def split():
     """The two parts of a split, behind each other: every row, in another order."""
-    first, second = random_split(examples(), [20, 4], torch.Generator().manual_seed(0))
-    return DataLoader(ConcatDataset([first, second]), batch_size=2, shuffle=True)
+    first, second = torch_data.random_split(examples(), [20, 4], torch.Generator().manual_seed(0))
+    return torch_data.DataLoader(torch_data.ConcatDataset([first, second]), batch_size=2, shuffle=True)
 
 
 def clients_of_split(dataset):
@@ -188,7 +173,7 @@ def clients_of_split(dataset):
 
 def refused_set(make, says):
     return Refused(
-        Project(data=lambda: DataLoader(make(), batch_size=2)),
+        Project(data=lambda: torch_data.DataLoader(make(), batch_size=2)),
         says,
         "give the trainer a DataLoader over a map-style",
     )
@@ -196,7 +181,7 @@ def refused_set(make, says):
 
 def single_rows():
     """Every item of the set is a batch already."""
-    return DataLoader([[x[None], y[None]] for x, y in examples()], batch_size=None, shuffle=True)
+    return torch_data.DataLoader([[x[None], y[None]] for x, y in examples()], batch_size=None, shuffle=True)
 
 
 class Hooked(L.LightningDataModule):
@@ -212,12 +197,12 @@ class InSetup(Net):
         self.rows = examples()
 
     def train_dataloader(self):
-        return DataLoader(self.rows, batch_size=2, shuffle=True)
+        return torch_data.DataLoader(self.rows, batch_size=2, shuffle=True)
 
 
 def validation_may_stream(folder):
     """rounds are validated on it as epochs are"""
-    run = Run(Project(Validated), folder).fit(val_dataloaders=DataLoader(Stream(), batch_size=4))
+    run = Run(Project(Validated), folder).fit(val_dataloaders=torch_data.DataLoader(Stream(), batch_size=4))
     assert run.loop.rounds_done == 2
 
 
@@ -255,23 +240,23 @@ def with_row(client, row):
 ROWS: list[Row] = [
     sampler(
         "RandomSampler",
-        sampled(RandomSampler, also=a_pass_has_each_once),
+        sampled(torch_data.RandomSampler, also=a_pass_has_each_once),
         "each client's examples, shuffled anew in each pass",
     ),
     sampler(
         "SequentialSampler",
-        sampled(SequentialSampler, also=in_the_order_of_the_set),
+        sampled(torch_data.SequentialSampler, also=in_the_order_of_the_set),
         "each client's examples in the order of the data set",
     ),
     sampler(
         "SubsetRandomSampler",
-        sampled(lambda made: SubsetRandomSampler(range(0, 24, 2)), sizes=EVEN, also=even_rows),
+        sampled(lambda made: torch_data.SubsetRandomSampler(range(0, 24, 2)), sizes=EVEN, also=even_rows),
         "only examples of the subset count as the client's",
     ),
     sampler(
         "WeightedRandomSampler",
         sampled(
-            lambda made: WeightedRandomSampler([1.0 - row % 2 for row in range(24)], 24),
+            lambda made: torch_data.WeightedRandomSampler([1.0 - row % 2 for row in range(24)], 24),
             sizes=EVEN,
             also=even_rows,
         ),
@@ -281,8 +266,9 @@ ROWS: list[Row] = [
         "BatchSampler",
         Equals(
             Project(
-                data=lambda: DataLoader(
-                    examples(), batch_sampler=BatchSampler(RandomSampler(examples()), 2, True)
+                data=lambda: torch_data.DataLoader(
+                    examples(),
+                    batch_sampler=torch_data.BatchSampler(torch_data.RandomSampler(examples()), 2, True),
                 )
             ),
             also=full_batches,
@@ -316,7 +302,9 @@ ROWS: list[Row] = [
     sampler(
         "DistributedSampler, num_replicas=2",
         Refused(
-            Project(data=lambda: DataLoader(examples(), batch_size=2, sampler=replicas(2)(examples()))),
+            Project(
+                data=lambda: torch_data.DataLoader(examples(), batch_size=2, sampler=replicas(2)(examples()))
+            ),
             "DistributedSampler has num_replicas=2",
             "take it out, or set num_replicas=1",
         ),
@@ -326,12 +314,13 @@ ROWS: list[Row] = [
     data_set("Subset", over(backwards_subset)),
     data_set("what random_split gives", Equals(Project(data=split, clients=clients_of_split))),
     data_set("ConcatDataset", over(in_two_pieces)),
-    data_set("StackDataset", over(lambda: StackDataset(*examples().tensors))),
+    data_set("StackDataset", over(lambda: torch_data.StackDataset(*examples().tensors))),
     data_set("MapDataPipe", over(Pipe)),
     data_set("a list of examples", over(lambda: [*examples()])),
     data_set("IterableDataset", refused_set(Stream, "the iterable data set Stream")),
     data_set(
-        "ChainDataset", refused_set(lambda: ChainDataset([Stream()]), "the iterable data set ChainDataset")
+        "ChainDataset",
+        refused_set(lambda: torch_data.ChainDataset([Stream()]), "the iterable data set ChainDataset"),
     ),
     data_set("IterDataPipe", refused_set(StreamPipe, "the iterable data set")),
     data_set("DFIterDataPipe", refused_set(FramePipe, "the iterable data set")),

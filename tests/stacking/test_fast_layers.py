@@ -2,14 +2,8 @@ import copy
 
 import pytest
 import torch
+import transformers
 from torch.nn import functional
-from transformers import (
-    AttentionInterface,
-    LlamaConfig,
-    LlamaForCausalLM,
-    UMT5Config,
-    UMT5ForSequenceClassification,
-)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -36,8 +30,10 @@ def plain():
     """A Llama of two layers in bf16."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=40, max_position_embeddings=512)
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    config = transformers.LlamaConfig(
+        **sizes, num_hidden_layers=2, vocab_size=40, max_position_embeddings=512
+    )
+    return transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
 
 def quicken(network, dtype=torch.bfloat16):
@@ -110,9 +106,11 @@ def test_a_few_words_behind_a_long_cache_are_those_of_transformers(plain, seen):
 def test_a_bias_of_positions_is_left_to_transformers(seen):
     """Its type is that of the model, and torch takes none that differs from the queries'."""
     torch.manual_seed(0)
-    config = UMT5Config(vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, num_labels=2)
+    config = transformers.UMT5Config(
+        vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, num_labels=2
+    )
     config.eos_token_id = 1
-    network = UMT5ForSequenceClassification(config).to(torch.bfloat16).eval()
+    network = transformers.UMT5ForSequenceClassification(config).to(torch.bfloat16).eval()
     ids = torch.tensor([[5, 6, 7, 1]])
     expected = network(input_ids=ids).logits
     use_fast_layers(network, DropoutMasks())
@@ -128,7 +126,7 @@ def test_a_function_that_somebody_has_registered_is_called(plain, monkeypatch):
         calls.append(query.dtype)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
-    AttentionInterface.register("sdpa", own)
+    transformers.AttentionInterface.register("sdpa", own)
     try:
         network, texts = quicken(plain), make_texts(20)
         hidden_states(network, *texts)
@@ -141,4 +139,4 @@ def test_a_function_that_somebody_has_registered_is_called(plain, monkeypatch):
         quicken(plain)
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is attend  # once in a process
     finally:
-        AttentionInterface.register("sdpa", before)
+        transformers.AttentionInterface.register("sdpa", before)

@@ -41,11 +41,6 @@ FACTS = CardFacts(
 )
 
 
-def test_a_card_tells_added_examples_from_the_clients_own():
-    text = card_text(replace(FACTS, added=456), "LoRA adapter", "Load it.")
-    assert "; 12 clients, 3,456 training examples, 456 of them added to the clients' own |" in text
-
-
 def test_a_card_says_method_data_cost_privacy_scores_and_licence():
     lines = card_text(FACTS, "3 LoRA adapters", "Load them.").splitlines()
     for line in (
@@ -67,15 +62,24 @@ def test_a_card_says_method_data_cost_privacy_scores_and_licence():
         assert line in lines
 
 
-def test_without_a_guarantee_the_card_says_none():
-    facts = CardFacts("SFTModule", "owner/name", "FedAvg")
-    assert "| differential privacy | none |" in card_text(facts, "LoRA adapter", "")
+POOLED = CardFacts("SFTModule", "owner/name", rounds=3)
 
 
-def test_pooled_training_is_no_federation():
-    text = card_text(CardFacts("SFTModule", "owner/name", rounds=3), "LoRA adapter", "")
-    assert "| federated algorithm | none: trained on pooled data |" in text
-    assert "| epochs | 3 |" in text
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        (
+            replace(FACTS, added=456),
+            "; 12 clients, 3,456 training examples, 456 of them added to the clients' own |",
+        ),
+        (CardFacts("SFTModule", "owner/name", "FedAvg"), "| differential privacy | none |"),
+        (POOLED, "| federated algorithm | none: trained on pooled data |"),
+        (POOLED, "| epochs | 3 |"),
+    ],
+    ids=["added examples", "no guarantee", "no federation", "epochs"],
+)
+def test_a_card_tells_what_is_not_as_usual(facts, line):
+    assert line in card_text(facts, "LoRA adapter", "")
 
 
 def test_the_hub_reads_the_head(tmp_path):

@@ -6,7 +6,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from plain_lightning import Backwards, Numbers, Regression, assert_equal, ten_clients, trainer, weights
 from refusals import refusal
-from torch import nn
 from torch.optim import lr_scheduler
 from written_out import LR, assert_close, combined, gradients, recorded, scaffold
 
@@ -133,26 +132,6 @@ def test_the_order_of_the_clients_does_not_matter(make, after_round):
     assert any(moved)
 
 
-def test_momenta_that_a_schedule_changes_start_anew_with_each_visit():
-    seen = []
-
-    class Watch(L.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            seen.append(trainer.optimizers[0].param_groups[0]["betas"][0])
-
-    loop = FederatedLoop(clients_per_round=3, local_steps=2)
-    fit = trainer(2, [loop, Watch()])
-    fit.fit(Scheduled(one_cycle, adamw), FederatedWrapper(Numbers(), ten_clients))
-    optimizer = adamw([nn.Parameter(torch.zeros(1))])
-    schedule, expected = lr_scheduler.OneCycleLR(optimizer, max_lr=LR, total_steps=60), []
-    for _ in range(4):
-        expected.append(optimizer.param_groups[0]["betas"][0])
-        optimizer.step()
-        schedule.step()
-    assert len(set(expected)) == 4
-    assert seen == expected[:2] * 3 + expected[2:] * 3
-
-
 @pytest.mark.parametrize("local_steps", [3, None])
 def test_a_schedule_as_long_as_the_estimate_runs_to_its_end(local_steps):
     """The estimate of Lightning, asked when optimizers are made: rounds times the steps of the longest visit."""
@@ -239,24 +218,6 @@ def test_a_round_without_visits_leaves_the_schedule_where_it_was():
     loop = FederatedLoop(NobodyAtFirst(), clients_per_round=3, local_steps=2)
     trainer(3, [loop, Watch()]).fit(Scheduled(by_step), FederatedWrapper(Numbers(), ten_clients))
     assert rates == pytest.approx([LR, LR, LR * DECAY**2])
-
-
-def test_schedules_by_round_are_stepped_once_a_round_and_by_nobody_else():
-    steps = []
-
-    class Counts(Scheduled):
-        def lr_scheduler_step(self, scheduler, metric):
-            steps.append(type(scheduler).__name__)
-            super().lr_scheduler_step(scheduler, metric)
-
-    def make(optimizer):
-        return [
-            lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
-            {"scheduler": lr_scheduler.ReduceLROnPlateau(optimizer, patience=0), "monitor": "val/loss"},
-        ]
-
-    recorded(rounds=3, model=Counts(make))
-    assert steps == ["StepLR", "ReduceLROnPlateau"] * 3
 
 
 def every_second_batch(optimizer):
