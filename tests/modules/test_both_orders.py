@@ -67,10 +67,6 @@ def test_an_undecided_verdict_counts_half():
     assert right.tolist() == [0.5, 0.5]
 
 
-def batches_of(orders, logits, labels, sizes):
-    return zip(orders.split(sizes), logits.split(sizes), labels.split(sizes), strict=True)
-
-
 def test_pairs_are_joined_across_batches_and_processes():
     rng = torch.Generator().manual_seed(0)
     orders = torch.randperm(60, generator=rng)
@@ -89,7 +85,7 @@ def test_pairs_are_joined_across_batches_and_processes():
     }
     assert interval.low < right.mean() < interval.high
     pieces = BothOrders()
-    for batch in batches_of(orders, logits, labels, [7, 30, 23]):
+    for batch in zip(*(part.split([7, 30, 23]) for part in (orders, logits, labels)), strict=True):
         pieces.update(*batch)
     assert pieces.compute() == found
     # As torchmetrics exchanges states: each process has every third example, and all get all.

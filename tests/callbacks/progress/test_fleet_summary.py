@@ -4,8 +4,6 @@ from rich.console import Console
 
 from fedlight.callbacks.progress.device_totals import device_totals
 from fedlight.callbacks.progress.run_summary import device_table
-from fedlight.devices.outcomes import LEFT_OUT, NO_PART, REASONS
-from fedlight.federation.client import DIVERGED
 
 COLUMNS = (
     "round client device reason bytes_down bytes_up download_seconds compute_seconds upload_seconds joules"
@@ -53,7 +51,3 @@ def test_a_terminal_of_80_columns_shows_whole_words():
     console.print(device_table([{**row, "device": "galaxy_s24_ultra"} for row in rows()]))
     assert "galaxy_s24_ultra" in console.file.getvalue()
     assert "…" not in console.file.getvalue()
-
-
-def test_diverged_clients_are_among_those_without_a_part():
-    assert (*REASONS, DIVERGED, LEFT_OUT) == NO_PART

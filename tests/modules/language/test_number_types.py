@@ -130,15 +130,11 @@ def test_a_devices_base_computes_the_same_on_every_cpu(build, has_bf16):
     module, batch = build("sft")
     QuantizedBase(module).use(4)
     layers = quantizable_layers(module)
-    twins = [layer.forward.__closure__ for layer in layers.values()]
-    types = {cell.cell_contents.compute_dtype for cells in twins for cell in cells if is_twin(cell)}
-    assert types == {torch.float32}
+    held = [cell.cell_contents for layer in layers.values() for cell in layer.forward.__closure__]
+    twins = [part for part in held if isinstance(part, nn.Module) and hasattr(part, "compute_dtype")]
+    assert {twin.compute_dtype for twin in twins} == {torch.float32}
     loaded, _ = build("sft", base="nf4", dtype="fp32")
     assert torch.equal(module.example_losses(batch), loaded.example_losses(batch))
-
-
-def is_twin(cell):
-    return isinstance(cell.cell_contents, nn.Module) and hasattr(cell.cell_contents, "compute_dtype")
 
 
 @pytest.mark.parametrize(

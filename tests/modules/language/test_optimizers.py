@@ -59,28 +59,18 @@ def test_cosine_without_an_end_is_refused(llama, make_trainer, loader):
         make_trainer(max_epochs=-1).fit(module, loader([make_sft_batch()]))
 
 
-def after_steps(name, args, shapes, dtype=torch.float64, lr=lambda step: 0.1):
-    """Parameters after ten steps on given gradients, at rates that change as a schedule changes them."""
-    draw = torch.Generator().manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(shape, generator=draw, dtype=dtype)) for shape in shapes]
-    optimizer = make_optimizer(name, parameters, lr(0), args)
-    for step in range(10):
-        optimizer.param_groups[0]["lr"] = lr(step)
-        for parameter in parameters:
-            parameter.grad = torch.randn(parameter.shape, generator=draw, dtype=dtype)
-        optimizer.step()
-    return optimizer, parameters
-
-
 def test_step_of_adamw_is_that_of_the_paper():
     """Loshchilov and Hutter, 2019, algorithm 2, written out."""
     settings = {"betas": [0.8, 0.95], "weight_decay": 0.1, "eps": 1e-3}
-    _, [found] = after_steps("AdamW", settings, [(7,)], lr=lambda step: 0.5 / (1 + step))
     draw = torch.Generator().manual_seed(0)
     weight = torch.randn(7, generator=draw, dtype=torch.float64)
+    found = nn.Parameter(weight.clone())
+    optimizer = make_optimizer("AdamW", [found], 0.5, settings)
     first = second = torch.zeros(7, dtype=torch.float64)
     for step in range(10):
         gradient, lr = torch.randn(7, generator=draw, dtype=torch.float64), 0.5 / (1 + step)
+        optimizer.param_groups[0]["lr"], found.grad = lr, gradient
+        optimizer.step()
         first, second = 0.8 * first + 0.2 * gradient, 0.95 * second + 0.05 * gradient**2
         corrected = (second / (1 - 0.95 ** (step + 1))).sqrt() + 1e-3
         weight = weight * (1 - lr * 0.1) - lr * first / (1 - 0.8 ** (step + 1)) / corrected

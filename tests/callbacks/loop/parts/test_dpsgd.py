@@ -381,10 +381,6 @@ class Skips(type(module())):
         return None
 
 
-def with_batch_norm():
-    return module(norm=True)
-
-
 @pytest.mark.parametrize(
     ("message", "settings"),
     [
@@ -393,7 +389,7 @@ def with_batch_norm():
         ("have training_step return the loss", {"model": Manual}),
         ("accumulate_grad_batches=1", {"settings": {"accumulate_grad_batches": 2}}),
         ("the statistics of LocalBuffers: leave it out", {"parts": [DPSGD(1.0, 1.0), LocalBuffers()]}),
-        ("net.1 normalizes over a batch", {"model": with_batch_norm}),
+        ("net.1 normalizes over a batch", {"model": lambda: module(norm=True)}),
         ("another algorithm, such as FedAvg", {"algorithm": HetLoRA()}),
         ("several in one step, as LBFGS does", {"model": lambda: module(optimizer="LBFGS", dropout=0.0)}),
         ("training_step left an example out", {"model": Skips}),

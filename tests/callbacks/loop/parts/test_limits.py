@@ -23,10 +23,6 @@ def updates(norms, heavy=None):
     return [Update(name, {"v": n * v, "w": n * w}, heavy.get(name, 1.0)) for name, n in norms.items()]
 
 
-def round_of(rows, round_idx=0):
-    return SimpleNamespace(records=rows, round_idx=round_idx, gather=lambda value, what: [value])
-
-
 def collect(limits, given, aggregation=None, round_idx=0):
     """Return the aggregation after a round, and the reason of each client."""
     run = limits if isinstance(limits, LimitedRounds) else LimitedRounds(limits, deployed=True)
@@ -34,7 +30,9 @@ def collect(limits, given, aggregation=None, round_idx=0):
     for one in given:
         watched.add(one)
     rows = [{"client": one.client_id, "reason": ""} for one in given]
-    run.end_visits(round_of(rows, round_idx), None)
+    run.end_visits(
+        SimpleNamespace(records=rows, round_idx=round_idx, gather=lambda value, what: [value]), None
+    )
     return watched, {row["client"]: row["reason"] for row in rows}
 
 

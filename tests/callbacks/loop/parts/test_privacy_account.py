@@ -156,12 +156,8 @@ def test_a_round_of_more_clients_ends_a_run_earlier():
     assert run.round_idx < 5
 
 
-def adaptive():
-    return PrivateMean(0.05, 0.5, delta=0.01, clip_quantile=0.5)
-
-
 def test_a_new_run_begins_with_the_first_clipping_norm():
-    metrics, mean = Metrics("clip_norm"), adaptive()
+    metrics, mean = Metrics("clip_norm"), PrivateMean(0.05, 0.5, delta=0.01, clip_quantile=0.5)
     first, again = (weights(federate(3, callbacks=[metrics], aggregation=mean)[0]) for _ in range(2))
     logged = [row["fed/clip_norm"] for row in metrics.rounds]
     assert_equal(first, again)
