@@ -11,7 +11,6 @@ The column is the kind of proof, and there are three kinds of proof:
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -154,9 +153,27 @@ def row(kind: str, subject: str, proof: Proof, means: str = "", covers: str | No
     return Row(kind, subject, proof, means, tuple((subject if covers is None else covers).split()))
 
 
-def kind(name: str) -> Callable[..., Row]:
+class kind:
     """Makes rows of a kind."""
-    return partial(row, name)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, subject: str, proof: Proof, means: str = "", covers: str | None = None) -> Row:
+        """With any proof."""
+        return row(self.name, subject, proof, means, covers)
+
+    def equals(
+        self, subject: str, *proof: Any, means: str = "", covers: str | None = None, **how: Any
+    ) -> Row:
+        """With `Equals` of the other arguments."""
+        return self(subject, Equals(*proof, **how), means, covers)
+
+    def refused(
+        self, subject: str, *proof: Any, means: str = "", covers: str | None = None, **how: Any
+    ) -> Row:
+        """With `Refused` of the other arguments."""
+        return self(subject, Refused(*proof, **how), means, covers)
 
 
 def assert_federated(run: Run) -> None:

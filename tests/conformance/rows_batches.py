@@ -124,7 +124,7 @@ def collated(function):
 
 ROWS: list[Row] = [
     batch("a tensor", of(lambda x, y: torch.cat([x, y]), lambda rows: (rows[:, :3], rows[:, 3:]))),
-    batch("a tuple or list of tensors", Equals(Project())),
+    batch.equals("a tuple or list of tensors", Project()),
     batch("a dict", of(lambda x, y: {"x": x, "y": y}, lambda parts: (parts["x"], parts["y"]))),
     batch(
         "dicts and lists inside of each other",
@@ -133,30 +133,26 @@ ROWS: list[Row] = [
         ),
     ),
     batch("a namedtuple", of(Pair, lambda pair: (pair.x, pair.y))),
-    batch(
+    batch.equals(
         "a dataclass",
-        Equals(
-            Project(
-                partial(Reads, lambda one: (one.x, one.y)),
-                collated(lambda pairs: Example(*(torch.stack(part) for part in zip(*pairs, strict=True)))),
-            )
+        Project(
+            partial(Reads, lambda one: (one.x, one.y)),
+            collated(lambda pairs: Example(*(torch.stack(part) for part in zip(*pairs, strict=True)))),
         ),
     ),
-    batch("ragged rows, a list of tensors of different lengths", Equals(Project(Ragged, collated(ragged)))),
-    batch("a PackedSequence", Equals(Project(Recurrent, collated(packed)))),
-    batch(
+    batch.equals("ragged rows, a list of tensors of different lengths", Project(Ragged, collated(ragged))),
+    batch.equals("a PackedSequence", Project(Recurrent, collated(packed))),
+    batch.equals(
         "an object with .to(device), as PyTorch Geometric's Batch",
-        Equals(Project(GraphNet, collated(Graphs.collated))),
+        Project(GraphNet, collated(Graphs.collated)),
     ),
-    batch(
+    batch.equals(
         "strings beside tensors",
-        Equals(
-            Project(
-                Texts,
-                partial(
-                    torch.utils.data.DataLoader, Items(lambda x, y: {"x": x, "y": y, "name": "row"}), 2, True
-                ),
-            )
+        Project(
+            Texts,
+            partial(
+                torch.utils.data.DataLoader, Items(lambda x, y: {"x": x, "y": y, "name": "row"}), 2, True
+            ),
         ),
     ),
 ]

@@ -351,11 +351,12 @@ def clamping(model, batches, round_idx):
 
 
 ROWS: list[Row] = [
-    module("weights changed in optimizer_step, such as clamped", Equals(Project(ClampsInStep), clamping)),
-    module(
+    module.equals("weights changed in optimizer_step, such as clamped", Project(ClampsInStep), clamping),
+    module.equals(
         "weights changed in on_train_batch_end, such as clamped",
-        Equals(Project(ClampsBehind), clamping),
-        "a callback of one's own that does so has to stand in front of FederatedLoop, or is refused",
+        Project(ClampsBehind),
+        clamping,
+        means="a callback of one's own that does so has to stand in front of FederatedLoop, or is refused",
     ),
     module("self.log in the training step", Works(means_are_of_the_round)),
     module("a training_step that gives None", Works(a_step_may_be_left_out)),
@@ -370,7 +371,7 @@ ROWS: list[Row] = [
         held(Running, "local"),
         "FedBN: statistics, weights and biases of the norm stay with each client",
     ),
-    module("batch norm in eval()", Equals(Project(changed(normed, FrozenNorm)), norm_in_eval)),
+    module.equals("batch norm in eval()", Project(changed(normed, FrozenNorm)), norm_in_eval),
     module("InstanceNorm1d(track_running_stats=True)", refused_buffer(Instance, "norm.running_mean")),
     module(
         "InstanceNorm1d(track_running_stats=True), LocalBuffers", held(Instance, "local"), "as for batch norm"
@@ -381,51 +382,47 @@ ROWS: list[Row] = [
     module(
         "a queue in a buffer, `LocalBuffers`", held(Queue, "local"), "a client goes on with its own queue"
     ),
-    module(
+    module.refused(
         "a teacher that follows its student, outside of the optimizer",
-        Refused(
-            Project(Teacher),
-            "training changes teacher.weight",
-            "Give them to the optimizer as well",
-            in_training=True,
-            moved=("teacher.weight",),
-        ),
+        Project(Teacher),
+        "training changes teacher.weight",
+        "Give them to the optimizer as well",
+        in_training=True,
+        moved=("teacher.weight",),
     ),
-    module("manual optimization", Equals(Project(Manual), manually)),
-    module(
+    module.equals("manual optimization", Project(Manual), manually),
+    module.equals(
         "manual optimization that accumulates, local_steps a multiple of it",
-        Equals(Project(ManualAccumulation), partial(manually, size=3)),
-        "local_steps counts batches here",
+        Project(ManualAccumulation),
+        partial(manually, size=3),
+        means="local_steps counts batches here",
     ),
-    module(
+    module.refused(
         "manual optimization that accumulates across a visit's end",
-        Refused(
-            Project(ManualAccumulation, loop={"local_steps": 4}),
-            "gradients that no optimizer step has used",
-            "set local_steps to a multiple",
-            in_training=True,
-        ),
+        Project(ManualAccumulation, loop={"local_steps": 4}),
+        "gradients that no optimizer step has used",
+        "set local_steps to a multiple",
+        in_training=True,
     ),
-    module(
-        "several optimizers and a schedule, manual optimization", Equals(Project(TwoOptimizers), two_in_turn)
+    module.equals(
+        "several optimizers and a schedule, manual optimization", Project(TwoOptimizers), two_in_turn
     ),
-    module(
+    module.equals(
         "attributes carried from batch to batch, reset in on_visit_start",
-        Equals(Project(Carries)),
-        "reset in on_visit_start",
+        Project(Carries),
+        means="reset in on_visit_start",
     ),
     module(
         "attributes carried from batch to batch, not reset",
         Works(what_is_not_reset_goes_on),
         "cannot be seen: what one client leaves in an attribute the next one finds",
     ),
-    module(
-        "backward, optimizer_step and optimizer_zero_grad of one's own", Equals(Project(OwnBackward), doubled)
+    module.equals(
+        "backward, optimizer_step and optimizer_zero_grad of one's own", Project(OwnBackward), doubled
     ),
     module("torch.compile(module), given to fit", Works(a_compiled_lightning_module)),
-    module(
-        "a plain nn.Module",
-        Refused(Project(plain_network), "`model` must be a `LightningModule`", "LightningModule"),
+    module.refused(
+        "a plain nn.Module", Project(plain_network), "`model` must be a `LightningModule`", "LightningModule"
     ),
     module(
         "a loss that becomes NaN at one client",
@@ -433,37 +430,32 @@ ROWS: list[Row] = [
         "who ends in NaN or Inf is left out of the round, as if it had not been asked",
     ),
     module("trainer.should_stop, set inside a round", Works(who_stops_inside_a_round_has_the_last)),
-    module(
+    module.refused(
         "on_train_batch_start that gives -1",
-        Refused(
-            Project(Skips),
-            "round 1 was cut short: its epoch ended before the last of its 6 batches",
-            "Have it give nothing, and set local_steps",
-            in_training=True,
-        ),
+        Project(Skips),
+        "round 1 was cut short: its epoch ended before the last of its 6 batches",
+        "Have it give nothing, and set local_steps",
+        in_training=True,
     ),
-    module(
+    module.refused(
         "training_step(dataloader_iter)",
-        Refused(
-            Project(Iterates, warns=("You are using the `dataloader_iter` step flavor",)),
-            "training_step(dataloader_iter) takes batches from the loader itself",
-            "take the batch, training_step(batch, batch_idx)",
-        ),
+        Project(Iterates, warns=("You are using the `dataloader_iter` step flavor",)),
+        "training_step(dataloader_iter) takes batches from the loader itself",
+        "take the batch, training_step(batch, batch_idx)",
     ),
-    module(
+    module.equals(
         "manual optimization that leaves gradients to the next batch",
-        Equals(Project(LeavesGradients), one_batch_late),
-        "a visit begins without gradients, whatever the one before has left",
+        Project(LeavesGradients),
+        one_batch_late,
+        means="a visit begins without gradients, whatever the one before has left",
     ),
-    module(
+    module.refused(
         "swa_utils.AveragedModel inside of the module",
-        Refused(
-            Project(Averages),
-            "training changes average.",
-            "Add AveragedBuffers",
-            in_training=True,
-            moved=tuple(f"average.module.{name}" for name in ("0.weight", "0.bias", "2.weight", "2.bias")),
-        ),
-        "keep it in a callback that averages the global models",
+        Project(Averages),
+        "training changes average.",
+        "Add AveragedBuffers",
+        means="keep it in a callback that averages the global models",
+        in_training=True,
+        moved=tuple(f"average.module.{name}" for name in ("0.weight", "0.bias", "2.weight", "2.bias")),
     ),
 ]

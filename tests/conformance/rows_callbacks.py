@@ -8,7 +8,7 @@ import torch
 from lightning.fabric.utilities.spike import TrainingSpikeException
 from lightning.pytorch import callbacks
 from lightning.pytorch.tuner import Tuner
-from matrix import Equals, Refused, Row, Works, kind
+from matrix import Row, Works, kind
 from probes import Lines, Watch, same
 from project import Net, Project, Run, Validated, loader, weights
 from reference import local_training, stepped
@@ -324,50 +324,40 @@ def tuned(find):
 ROWS: list[Row] = [
     callback('LearningRateMonitor("step"), a schedule by step', Works(rates_are_logged_for_each_step)),
     *(
-        callback(
+        callback.refused(
             f"Tuner(trainer).{find}",
-            Refused(
-                with_callbacks(module=Tunable, data=OwnData),
-                f"{finder} tries values on training batches",
-                "use it in a run without the federation",
-                call=tuned(find),
-            ),
+            with_callbacks(module=Tunable, data=OwnData),
+            f"{finder} tries values on training batches",
+            "use it in a run without the federation",
+            call=tuned(find),
             covers="",
         )
         for find, finder in (("lr_find", "LearningRateFinder"), ("scale_batch_size", "BatchSizeFinder"))
     ),
-    callback(
+    callback.equals(
         "BackboneFinetuning",
-        Equals(
-            with_callbacks(
-                lambda folder: callbacks.BackboneFinetuning(
-                    1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1
-                ),
-                module=Pretrained,
-                rounds=3,
-            ),
-            partial(thawed, rate=lambda round_idx: {1: 0.005, 2: 0.01}[round_idx]),
+        with_callbacks(
+            lambda folder: callbacks.BackboneFinetuning(1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1),
+            module=Pretrained,
+            rounds=3,
         ),
-        "epochs are rounds: the backbone is federated from its round on",
+        partial(thawed, rate=lambda round_idx: {1: 0.005, 2: 0.01}[round_idx]),
+        means="epochs are rounds: the backbone is federated from its round on",
     ),
-    callback(
+    callback.equals(
         "a BaseFinetuning of one's own",
-        Equals(
-            with_callbacks(lambda folder: Thaw(), module=Pretrained),
-            partial(thawed, rate=lambda round_idx: 0.02),
-        ),
-        "what joins the optimizer is federated from that round on",
+        with_callbacks(lambda folder: Thaw(), module=Pretrained),
+        partial(thawed, rate=lambda round_idx: 0.02),
+        means="what joins the optimizer is federated from that round on",
         covers="BaseFinetuning",
     ),
-    callback(
+    callback.refused(
         "a callback that adds to the optimizer inside a round",
-        Refused(
-            with_callbacks(lambda folder: ThawInside(), module=Pretrained),
-            "2 parameters joined or left the optimizer during the visit",
-            "change what is trained in on_train_epoch_start",
-            in_training=True,
-            moved=("backbone.weight", "backbone.bias"),
-        ),
+        with_callbacks(lambda folder: ThawInside(), module=Pretrained),
+        "2 parameters joined or left the optimizer during the visit",
+        "change what is trained in on_train_epoch_start",
+        in_training=True,
+        moved=("backbone.weight", "backbone.bias"),
     ),
     callback("ModelCheckpoint(every_n_train_steps=4)", Works(checkpoints_inside_a_round_are_of_its_start)),
     callback("OnExceptionCheckpoint", Works(an_exception_leaves_the_state_before_the_round)),
@@ -377,18 +367,14 @@ ROWS: list[Row] = [
         Works(time_runs_out_inside_a_round),
         "the round under way does not count: the run ends with the model of the last one",
     ),
-    callback(
+    callback.equals(
         "GradientAccumulationScheduler",
-        Equals(
-            with_callbacks(lambda folder: callbacks.GradientAccumulationScheduler({0: 1, 1: 2}), rounds=3),
-            accumulated,
-        ),
-        "keys are rounds; local_steps counts optimizer steps",
+        with_callbacks(lambda folder: callbacks.GradientAccumulationScheduler({0: 1, 1: 2}), rounds=3),
+        accumulated,
+        means="keys are rounds; local_steps counts optimizer steps",
     ),
-    callback(
-        "a Callback that only looks",
-        Equals(Project(callbacks=lambda folder: [L.Callback()])),
-        covers="Callback",
+    callback.equals(
+        "a Callback that only looks", Project(callbacks=lambda folder: [L.Callback()]), covers="Callback"
     ),
     callback("EarlyStopping", Works(early_stopping_waits_rounds)),
     callback('EarlyStopping("fed/loss")', Works(early_stopping_hears_of_the_federation)),
@@ -423,13 +409,11 @@ ROWS: list[Row] = [
     callback("ThroughputMonitor", Works(throughput_is_of_the_whole_round)),
     callback('Timer(interval="epoch")', Works(a_timer_by_epoch_ends_after_a_round), covers="Timer"),
     *(
-        callback(
+        callback.refused(
             kind.__name__,
-            Refused(
-                with_callbacks(lambda folder, kind=kind, given=given: kind(*given)),
-                f"{kind.__name__} averages weights across clients",
-                "take it out",
-            ),
+            with_callbacks(lambda folder, kind=kind, given=given: kind(*given)),
+            f"{kind.__name__} averages weights across clients",
+            "take it out",
         )
         for kind, *given in (
             (callbacks.StochasticWeightAveraging, 0.1),
@@ -438,13 +422,11 @@ ROWS: list[Row] = [
         )
     ),
     *(
-        callback(
+        callback.refused(
             kind.__name__,
-            Refused(
-                with_callbacks(lambda folder, kind=kind: kind(), module=Tunable, data=OwnData),
-                f"{kind.__name__} tries values on training batches",
-                "use it in a run without the federation",
-            ),
+            with_callbacks(lambda folder, kind=kind: kind(), module=Tunable, data=OwnData),
+            f"{kind.__name__} tries values on training batches",
+            "use it in a run without the federation",
         )
         for kind in (callbacks.LearningRateFinder, callbacks.BatchSizeFinder)
     ),

@@ -262,18 +262,16 @@ ROWS: list[Row] = [
         ),
         "a client draws by the weights of its own examples; those of weight 0 do not count",
     ),
-    sampler(
+    sampler.equals(
         "BatchSampler",
-        Equals(
-            Project(
-                data=lambda: torch_data.DataLoader(
-                    examples(),
-                    batch_sampler=torch_data.BatchSampler(torch_data.RandomSampler(examples()), 2, True),
-                )
-            ),
-            also=full_batches,
+        Project(
+            data=lambda: torch_data.DataLoader(
+                examples(),
+                batch_sampler=torch_data.BatchSampler(torch_data.RandomSampler(examples()), 2, True),
+            )
         ),
-        "batches of each client's examples, with the sampler, size and drop_last that it was given",
+        means="batches of each client's examples, with the sampler, size and drop_last that it was given",
+        also=full_batches,
     ),
     sampler(
         "a Sampler of one's own",
@@ -281,38 +279,35 @@ ROWS: list[Row] = [
         "each client's examples in the order in which they come",
         covers="Sampler",
     ),
-    sampler(
+    sampler.refused(
         "a batch sampler of one's own",
-        Refused(
-            Project(data=neighbouring()),
-            "batch_sampler=Neighbours, which batches the examples of all clients together",
-            "ByClient(clients, batch_sampler=lambda own_set: Neighbours(...))",
-        ),
+        Project(data=neighbouring()),
+        "batch_sampler=Neighbours, which batches the examples of all clients together",
+        "ByClient(clients, batch_sampler=lambda own_set: Neighbours(...))",
     ),
-    sampler(
+    sampler.equals(
         "a batch sampler of one's own, ByClient(..., batch_sampler=...)",
-        Equals(Project(data=neighbouring(), federation=with_batch_sampler), also=neighbours),
-        "each client's own set is batched by it",
+        Project(data=neighbouring(), federation=with_batch_sampler),
+        means="each client's own set is batched by it",
+        also=neighbours,
     ),
     sampler(
         "DistributedSampler, num_replicas=1",
         sampled(replicas(1), also=a_pass_has_each_once),
         covers="DistributedSampler",
     ),
-    sampler(
+    sampler.refused(
         "DistributedSampler, num_replicas=2",
-        Refused(
-            Project(
-                data=lambda: torch_data.DataLoader(examples(), batch_size=2, sampler=replicas(2)(examples()))
-            ),
-            "DistributedSampler has num_replicas=2",
-            "take it out, or set num_replicas=1",
+        Project(
+            data=lambda: torch_data.DataLoader(examples(), batch_size=2, sampler=replicas(2)(examples()))
         ),
+        "DistributedSampler has num_replicas=2",
+        "take it out, or set num_replicas=1",
     ),
     data_set("TensorDataset", over(examples)),
     data_set("a Dataset of one's own", over(Rows), covers="Dataset"),
     data_set("Subset", over(backwards_subset)),
-    data_set("what random_split gives", Equals(Project(data=split, clients=clients_of_split))),
+    data_set.equals("what random_split gives", Project(data=split, clients=clients_of_split)),
     data_set("ConcatDataset", over(in_two_pieces)),
     data_set("StackDataset", over(lambda: torch_data.StackDataset(*examples().tensors))),
     data_set("MapDataPipe", over(Pipe)),
@@ -324,85 +319,78 @@ ROWS: list[Row] = [
     ),
     data_set("IterDataPipe", refused_set(StreamPipe, "the iterable data set")),
     data_set("DFIterDataPipe", refused_set(FramePipe, "the iterable data set")),
-    loaders(
+    loaders.equals(
         "local_steps=None",
-        Equals(Project(loop={"local_steps": None}, data=partial(loader, batch_size=4)), also=one_pass),
-        "one pass over each client's examples",
+        Project(loop={"local_steps": None}, data=partial(loader, batch_size=4)),
+        means="one pass over each client's examples",
+        also=one_pass,
     ),
-    loaders("DataLoader", Equals(Project(data=partial(loader, shuffle=True)))),
-    loaders("drop_last=True", Equals(Project(data=partial(loader, drop_last=True)), also=full_batches)),
-    loaders("batch_size=None", Equals(Project(data=single_rows)), "every item of the data set is a batch"),
-    loaders(
+    loaders.equals("DataLoader", Project(data=partial(loader, shuffle=True))),
+    loaders.equals("drop_last=True", Project(data=partial(loader, drop_last=True)), also=full_batches),
+    loaders.equals(
+        "batch_size=None", Project(data=single_rows), means="every item of the data set is a batch"
+    ),
+    loaders.equals(
         "num_workers, persistent_workers",
-        Equals(Project(data=partial(loader, num_workers=1, persistent_workers=True))),
+        Project(data=partial(loader, num_workers=1, persistent_workers=True)),
     ),
-    loaders(
+    loaders.equals(
         "generator",
-        Equals(Project(data=lambda: loader(generator=torch.Generator().manual_seed(3)))),
-        "its seed counts beside that of ByClient",
+        Project(data=lambda: loader(generator=torch.Generator().manual_seed(3))),
+        means="its seed counts beside that of ByClient",
     ),
-    loaders(
+    loaders.refused(
         "several loaders, CombinedLoader",
-        Refused(
-            Project(data=lambda: CombinedLoader([loader(), loader()])),
-            "a list of 2 loaders",
-            "give one DataLoader over one data set, such as a torch StackDataset",
-        ),
+        Project(data=lambda: CombinedLoader([loader(), loader()])),
+        "a list of 2 loaders",
+        "give one DataLoader over one data set, such as a torch StackDataset",
     ),
-    loaders(
+    loaders.refused(
         "a list of batches",
-        Refused(
-            Project(data=lambda: [torch.zeros(2, 3)]),
-            "the training data are a list",
-            "give a torch DataLoader over a map-style",
-        ),
+        Project(data=lambda: [torch.zeros(2, 3)]),
+        "the training data are a list",
+        "give a torch DataLoader over a map-style",
     ),
     loaders("validation over an IterableDataset", Works(validation_may_stream), covers=""),
     loaders("several validation loaders", Works(several_validation_loaders)),
-    clients(
+    clients.equals(
         "a LightningDataModule",
-        Equals(Project(data=Hooked, module=Net)),
-        "its hooks are used, also on_after_batch_transfer",
+        Project(data=Hooked, module=Net),
+        means="its hooks are used, also on_after_batch_transfer",
     ),
-    clients(
+    clients.equals(
         "FederatedWrapper in the place of ByClient",
-        Equals(
-            Project(
-                data=lambda: FederatedWrapper(GivenLoaders(loader()), by_client),
-                federation=lambda loop: [loop],
-            )
+        Project(
+            data=lambda: FederatedWrapper(GivenLoaders(loader()), by_client), federation=lambda loop: [loop]
         ),
     ),
-    clients("data made in LightningModule.setup", Equals(Project(InSetup, data=lambda: None))),
-    clients(
-        "ByClient behind FederatedLoop", Equals(Project(federation=lambda loop: [loop, ByClient(by_client)]))
+    clients.equals("data made in LightningModule.setup", Project(InSetup, data=lambda: None)),
+    clients.equals(
+        "ByClient behind FederatedLoop", Project(federation=lambda loop: [loop, ByClient(by_client)])
     ),
     clients("positions as lists", said_as(lambda rows: rows.tolist())),
     clients("positions as tensors", said_as(torch.as_tensor)),
     clients("positions as masks", said_as(mask)),
-    clients("a position that is none", Refused(with_row("ann", 24), "client 'ann'", "24 examples")),
-    clients(
-        "an example at two clients",
-        Refused(with_row("ann", int(rows_of_clients()["ben"][0])), "'ann'", "'ben'"),
+    clients.refused("a position that is none", with_row("ann", 24), "client 'ann'", "24 examples"),
+    clients.refused(
+        "an example at two clients", with_row("ann", int(rows_of_clients()["ben"][0])), "'ann'", "'ben'"
     ),
-    clients(
+    clients.refused(
         "a client without examples",
-        Refused(
-            Project(clients=lambda dataset: rows_of_clients() | {"eve": []}),
-            "'eve'",
-            "leave them out of the partition",
-        ),
+        Project(clients=lambda dataset: rows_of_clients() | {"eve": []}),
+        "'eve'",
+        "leave them out of the partition",
     ),
-    clients(
+    clients.refused(
         "FederatedLoop without ByClient",
-        Refused(
-            Project(federation=lambda loop: [loop]), "does not say whose example is whose", "add ByClient"
-        ),
+        Project(federation=lambda loop: [loop]),
+        "does not say whose example is whose",
+        "add ByClient",
     ),
-    clients(
+    clients.refused(
         "more clients in a round than there are",
-        Refused(
-            Project(loop={"clients_per_round": 5}), "clients_per_round=5", "set clients_per_round=4 or less"
-        ),
+        Project(loop={"clients_per_round": 5}),
+        "clients_per_round=5",
+        "set clients_per_round=4 or less",
     ),
 ]

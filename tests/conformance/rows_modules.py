@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from matrix import Equals, Refused, Row, kind
+from matrix import Equals, Row, kind
 from project import Net, Project, changed, loader
 from reference import clipped_by_norm, local_training
 from torch import nn
@@ -163,40 +163,34 @@ ROWS: list[Row] = [
         "configure_gradient_clipping of one's own",
         trained(Clipping, train=partial(local_training, clip=clipped_by_norm)),
     ),
-    module(
+    module.refused(
         "an optimizer over tensors that are no parameters of the module",
-        Refused(
-            Project(
-                partial(
-                    Net, lambda given: torch.optim.SGD([*given, torch.zeros(3, requires_grad=True)], lr=0.1)
-                )
-            ),
-            "1 of the optimizer's 5 parameters are not parameters of the LightningModule",
-            "make what is trained a submodule of it",
+        Project(
+            partial(Net, lambda given: torch.optim.SGD([*given, torch.zeros(3, requires_grad=True)], lr=0.1))
         ),
+        "1 of the optimizer's 5 parameters are not parameters of the LightningModule",
+        "make what is trained a submodule of it",
     ),
-    module(
+    module.refused(
         "complex parameters",
-        Refused(Project(Complex), "is trained in complex64", "read it with torch.view_as_complex"),
+        Project(Complex),
+        "is trained in complex64",
+        "read it with torch.view_as_complex",
     ),
-    module(
+    module.refused(
         "parameters in bfloat16",
-        Refused(
-            Project(changed(lambda net: net.bfloat16())),
-            "is trained in bfloat16",
-            "keep what is trained in float32",
-        ),
+        Project(changed(lambda net: net.bfloat16())),
+        "is trained in bfloat16",
+        "keep what is trained in float32",
     ),
-    module("train_dataloader of the module", Equals(Project(OwnLoaders, data=lambda: None))),
-    module(
+    module.equals("train_dataloader of the module", Project(OwnLoaders, data=lambda: None)),
+    module.refused(
         "configure_optimizers that gives None",
-        Refused(
-            Project(
-                partial(Net, lambda given: None),
-                warns=("`LightningModule.configure_optimizers` returned `None`",),
-            ),
-            "configure_optimizers gives no optimizer that holds a parameter",
-            "have it return one over what is to be trained",
+        Project(
+            partial(Net, lambda given: None),
+            warns=("`LightningModule.configure_optimizers` returned `None`",),
         ),
+        "configure_optimizers gives no optimizer that holds a parameter",
+        "have it return one over what is to be trained",
     ),
 ]

@@ -114,28 +114,26 @@ ROWS: list[Row] = [
     optimizer("Rprop", made("Rprop", lr=0.05)),
     optimizer("SGD", made("SGD", lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
     optimizer("SparseAdam", made("SparseAdam", Words, lr=0.05)),
-    optimizer(
+    optimizer.equals(
         "an Optimizer of one's own that keeps its state in Optimizer.state",
-        Equals(Project(partial(Net, optimizer=SignDescent))),
+        Project(partial(Net, optimizer=SignDescent)),
         covers="Optimizer",
     ),
-    optimizer(
+    optimizer.equals(
         "an Optimizer of one's own that keeps its state in an attribute",
-        Equals(Project(partial(Net, Elsewhere))),
-        "what was empty or a number when the run began is so again; tensors in attributes that change are refused",
+        Project(partial(Net, Elsewhere)),
+        means="what was empty or a number when the run began is so again; tensors in attributes that change are refused",
         covers="",
     ),
     optimizer(
         "an Optimizer of one's own that counts in its groups", Works(groups_go_on_as_schedules_do), covers=""
     ),
-    optimizer("parameter groups with settings of their own", Equals(Project(TwoGroups))),
-    optimizer(
-        "fused=True", Equals(Project(partial(Net, optimizer=partial(torch.optim.Adam, lr=0.05, fused=True))))
+    optimizer.equals("parameter groups with settings of their own", Project(TwoGroups)),
+    optimizer.equals(
+        "fused=True", Project(partial(Net, optimizer=partial(torch.optim.Adam, lr=0.05, fused=True)))
     ),
-    optimizer(
+    optimizer.equals(
         "lr as a tensor",
-        Equals(
-            Project(partial(Net, optimizer=partial(torch.optim.Adam, lr=torch.tensor(0.05), foreach=False)))
-        ),
+        Project(partial(Net, optimizer=partial(torch.optim.Adam, lr=torch.tensor(0.05), foreach=False))),
     ),
 ]

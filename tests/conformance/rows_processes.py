@@ -4,7 +4,7 @@ import os
 
 import lightning as L
 import torch
-from matrix import Refused, Row, Works, kind
+from matrix import Row, Works, kind
 from project import Net, Project, Run, Validated, loader
 
 from fedlight.processes.strategy import ClientParallelStrategy
@@ -202,14 +202,12 @@ ROWS: list[Row] = [
         "trainer.world_size is 1, so reduce and all_gather give the value back; broadcast and barrier are over all "
         "processes. fedlight.processes.current_team().gather(value) gives those of all, outside of visits",
     ),
-    several(
+    several.refused(
         "a callback with on_upload that does not gather what it finds",
-        Refused(
-            Project(callbacks=lambda folder: [Uploads()]),
-            "Uploads.on_upload sees the uploads of those clients that its own process",
-            "give the class shares_uploads = True; or set trainer.devices=1",
-            call=ask_in_a_team,
-        ),
-        "its own process's uploads alone would be seen",
+        Project(callbacks=lambda folder: [Uploads()]),
+        "Uploads.on_upload sees the uploads of those clients that its own process",
+        "give the class shares_uploads = True; or set trainer.devices=1",
+        means="its own process's uploads alone would be seen",
+        call=ask_in_a_team,
     ),
 ]

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import BackboneFinetuning
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.demos.lstm import LightningLSTM, SequenceSampler, SimpleLSTM
 from lightning.pytorch.demos.transformer import LightningTransformer, Transformer
-from matrix import Equals, Refused, Row, Works, kind
+from matrix import Row, Works, kind
 from probes import Lines, same
 from project import Project, Run, loader, rows_of_clients
 from reference import in_one_call, local_training, stepped
@@ -435,32 +435,29 @@ def an_average_of_global_models(folder):
 
 
 ROWS: list[Row] = [
-    project("the autoencoder of Lightning's introduction", Equals(Project(LitAutoEncoder))),
-    project("BoringModel, the start of bug reports", Equals(Project(Boring, boring_data), boring)),
-    project("the GAN of Lightning's examples, manual optimization", Equals(Project(GAN), adversaries)),
-    project("the transformer of Lightning's examples", Equals(Project(SmallTransformer, text_loader))),
-    project(
+    project.equals("the autoencoder of Lightning's introduction", Project(LitAutoEncoder)),
+    project.equals("BoringModel, the start of bug reports", Project(Boring, boring_data), boring),
+    project.equals("the GAN of Lightning's examples, manual optimization", Project(GAN), adversaries),
+    project.equals("the transformer of Lightning's examples", Project(SmallTransformer, text_loader)),
+    project.equals(
         "the LSTM of Lightning's examples",
-        Equals(Project(SmallLSTM, lstm_data, federation=sequences), of_demo),
-        "its batch sampler is made for each client, its hidden state is reset in on_visit_start",
+        Project(SmallLSTM, lstm_data, federation=sequences),
+        of_demo,
+        means="its batch sampler is made for each client, its hidden state is reset in on_visit_start",
     ),
-    project(
+    project.refused(
         "the lightning-hydra-template, whose network has batch norm",
-        Refused(
-            Project(templated, TemplateData),
-            "training changes net.model.1.running_mean",
-            "Add AveragedBuffers",
-            in_training=True,
-        ),
+        Project(templated, TemplateData),
+        "training changes net.model.1.running_mean",
+        "Add AveragedBuffers",
+        in_training=True,
     ),
-    project(
+    project.equals(
         "the lightning-hydra-template, `AveragedBuffers`",
-        Equals(
-            Project(templated, TemplateData, loop={"parts": [AveragedBuffers()]}),
-            of_template,
-            buffers="average",
-        ),
-        "with one setting",
+        Project(templated, TemplateData, loop={"parts": [AveragedBuffers()]}),
+        of_template,
+        means="with one setting",
+        buffers="average",
     ),
     project(
         "the lightning-hydra-template, its torchmetrics",
@@ -472,19 +469,17 @@ ROWS: list[Row] = [
         Works(compiled_template),
         "the same bit for bit; parameters are sent under the names that torch.compile gives them",
     ),
-    project(
+    project.equals(
         "fine-tuning of a pretrained backbone, BackboneFinetuning, `AveragedBuffers`",
-        Equals(
-            Project(
-                TransferLearning,
-                partial(loader, drop_last=True),
-                callbacks=lambda folder: [BackboneFinetuning(1, backbone_initial_lr=1e-3)],
-                loop={"parts": [AveragedBuffers()]},
-            ),
-            transferred,
-            buffers="average",
+        Project(
+            TransferLearning,
+            partial(loader, drop_last=True),
+            callbacks=lambda folder: [BackboneFinetuning(1, backbone_initial_lr=1e-3)],
+            loop={"parts": [AveragedBuffers()]},
         ),
-        "its batch norm needs a setting",
+        transferred,
+        means="its batch norm needs a setting",
+        buffers="average",
     ),
     project(
         "an EMA callback of one's own, by batch",

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from matrix import Equals, Refused, Row, Works, kind
+from matrix import Row, Works, kind
 from probes import Watch
 from project import Net, Project, Run, Validated, loader
 from reference import local_training
@@ -120,54 +120,45 @@ by_step = kind("Schedules of the learning rate, by step")
 ROWS: list[Row] = [
     by_epoch("ReduceLROnPlateau", Works(a_plateau_is_of_rounds)),
     *(
-        by_epoch(
-            "an LRScheduler of one's own" if name == "LRScheduler" else name,
-            Equals(epochs(name)),
-            covers=name,
+        by_epoch.equals(
+            "an LRScheduler of one's own" if name == "LRScheduler" else name, epochs(name), covers=name
         )
         for name in SCHEDULES
     ),
     *(
-        by_step(
+        by_step.equals(
             "an LRScheduler of one's own" if name == "LRScheduler" else name,
-            Equals(steps(name), partial(local_training, before=onwards, within=True)),
+            steps(name),
+            partial(local_training, before=onwards, within=True),
             covers=name,
         )
         for name in SCHEDULES
     ),
-    by_epoch(
+    by_epoch.equals(
         "frequency=2",
-        Equals(
-            Project(partial(Net, scheduler=SCHEDULES["ExponentialLR"], frequency=2), rounds=4),
-            partial(local_training, before=lambda round_idx: round_idx // 2),
-        ),
+        Project(partial(Net, scheduler=SCHEDULES["ExponentialLR"], frequency=2), rounds=4),
+        partial(local_training, before=lambda round_idx: round_idx // 2),
     ),
-    by_step(
+    by_step.equals(
         'parts=[StepSchedules("restart")]',
-        Equals(
-            steps("OneCycleLR", parts=[StepSchedules("restart")]),
-            partial(local_training, before=lambda round_idx: 0, within=True),
-        ),
-        "each visit goes through the first steps of the schedule",
+        steps("OneCycleLR", parts=[StepSchedules("restart")]),
+        partial(local_training, before=lambda round_idx: 0, within=True),
+        means="each visit goes through the first steps of the schedule",
     ),
     by_step(
         "trainer.estimated_stepping_batches in configure_optimizers", Works(all_steps_are_those_of_a_client)
     ),
-    by_step(
+    by_step.refused(
         "a warm-up by trainer.global_step in optimizer_step",
-        Refused(
-            Project(Warming),
-            "something sets it by trainer.global_step or batch_idx",
-            "Take a schedule with interval 'step'",
-            in_training=True,
-        ),
+        Project(Warming),
+        "something sets it by trainer.global_step or batch_idx",
+        "Take a schedule with interval 'step'",
+        in_training=True,
     ),
-    by_step(
+    by_step.refused(
         'ReduceLROnPlateau, interval="step"',
-        Refused(
-            Project(partial(Net, scheduler=lr_scheduler.ReduceLROnPlateau, interval="step", monitor="loss")),
-            "ReduceLROnPlateau with interval 'step' would compare one client's values with another's",
-            "set interval 'epoch'",
-        ),
+        Project(partial(Net, scheduler=lr_scheduler.ReduceLROnPlateau, interval="step", monitor="loss")),
+        "ReduceLROnPlateau with interval 'step' would compare one client's values with another's",
+        "set interval 'epoch'",
     ),
 ]

@@ -188,42 +188,41 @@ class Averaging(plugins.LayerSync):
 
 
 ROWS: list[Row] = [
-    precision('precision="32-true"', Equals(given(plugins=OwnPrecision())), covers="Precision"),
-    precision(
+    precision.equals('precision="32-true"', given(plugins=OwnPrecision()), covers="Precision"),
+    precision.equals(
         'precision="64-true"',
-        Equals(Project(trainer={"precision": "64-true"}), in_fp64, tolerance=1e-7),
-        "visits are computed in 64 bits; what is sent, and kept between rounds, has 32",
+        Project(trainer={"precision": "64-true"}),
+        in_fp64,
+        means="visits are computed in 64 bits; what is sent, and kept between rounds, has 32",
+        tolerance=1e-7,
         covers="DoublePrecision",
     ),
-    precision(
+    precision.equals(
         'precision="bf16-mixed"',
-        Equals(given(precision="bf16-mixed"), partial(local_training, forward=BF16)),
-        "the global model stays fp32",
+        given(precision="bf16-mixed"),
+        partial(local_training, forward=BF16),
+        means="the global model stays fp32",
         covers="MixedPrecision",
     ),
-    precision(
+    precision.equals(
         'precision="16-mixed"',
-        Equals(
-            Project(
-                trainer={"precision": "16-mixed"},
-                warns=("You passed `Trainer\\(accelerator='cpu', precision='16-mixed'",),
-            ),
-            partial(local_training, forward=BF16),
+        Project(
+            trainer={"precision": "16-mixed"},
+            warns=("You passed `Trainer\\(accelerator='cpu', precision='16-mixed'",),
         ),
-        "on a CPU Lightning takes bf16-mixed for it",
+        partial(local_training, forward=BF16),
+        means="on a CPU Lightning takes bf16-mixed for it",
     ),
-    precision(
+    precision.refused(
         'precision="bf16-true", "16-true"',
-        Refused(
-            given(precision="bf16-true"),
-            "trainer.precision is 'bf16-true'",
-            "'bf16-mixed' and '16-mixed' compute in 16 bits",
-        ),
+        given(precision="bf16-true"),
+        "trainer.precision is 'bf16-true'",
+        "'bf16-mixed' and '16-mixed' compute in 16 bits",
         covers="HalfPrecision",
     ),
-    accelerator("CPUAccelerator", Equals(given(accelerator="cpu"))),
-    accelerator(
-        "an Accelerator of one's own", Equals(given(accelerator=OwnAccelerator())), covers="Accelerator"
+    accelerator.equals("CPUAccelerator", given(accelerator="cpu")),
+    accelerator.equals(
+        "an Accelerator of one's own", given(accelerator=OwnAccelerator()), covers="Accelerator"
     ),
     *(
         accelerator(
@@ -236,34 +235,30 @@ ROWS: list[Row] = [
     accelerator(
         "XLAAccelerator", without_package("torch_xla", accelerator=lambda: "tpu"), "never tried with TPUs"
     ),
-    strategy("SingleDeviceStrategy", Equals(given(strategy=strategies.SingleDeviceStrategy("cpu")))),
-    strategy(
-        "a Strategy of one's own, on one device", Equals(given(strategy=OwnStrategy())), covers="Strategy"
+    strategy.equals("SingleDeviceStrategy", given(strategy=strategies.SingleDeviceStrategy("cpu"))),
+    strategy.equals(
+        "a Strategy of one's own, on one device", given(strategy=OwnStrategy()), covers="Strategy"
     ),
-    strategy(
+    strategy.refused(
         "DDPStrategy and others over several devices",
-        Refused(
-            given(strategy=strategies.DDPStrategy(), devices=2),
-            "trainer.devices=2 and trainer.num_nodes=1 make 2 processes",
-            "set --trainer.devices 1 --trainer.num_nodes 1",
-            call=Run.ask,
-        ),
+        given(strategy=strategies.DDPStrategy(), devices=2),
+        "trainer.devices=2 and trainer.num_nodes=1 make 2 processes",
+        "set --trainer.devices 1 --trainer.num_nodes 1",
+        call=Run.ask,
         covers="ParallelStrategy",
     ),
     *(
-        strategy(
+        strategy.refused(
             name,
-            Refused(
-                in_pieces(getattr(strategies, name)),
-                f"trainer.strategy={name}",
-                "leave trainer.strategy out and set devices=1",
-                call=Run.ask,
-            ),
+            in_pieces(getattr(strategies, name)),
+            f"trainer.strategy={name}",
+            "leave trainer.strategy out and set devices=1",
+            call=Run.ask,
         )
         for name in ("DDPStrategy", "FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
     ),
     profiler("XLAProfiler", without_package("torch_xla", profiler=NotHere), "never tried with TPUs"),
-    plugin("a LayerSync of one's own", Equals(given(plugins=Averaging())), covers="LayerSync"),
+    plugin.equals("a LayerSync of one's own", given(plugins=Averaging()), covers="LayerSync"),
     plugin(
         "XLACheckpointIO, XLAPrecision",
         without_package("torch_xla", plugins=plugins.XLACheckpointIO),
@@ -271,13 +266,11 @@ ROWS: list[Row] = [
         covers="XLACheckpointIO XLAPrecision",
     ),
     *(
-        plugin(
+        plugin.refused(
             name,
-            Refused(
-                given(plugins=getattr(plugins, name)("32-true")),
-                f"trainer.precision={name}",
-                "leave trainer.precision out and set devices=1",
-            ),
+            given(plugins=getattr(plugins, name)("32-true")),
+            f"trainer.precision={name}",
+            "leave trainer.precision out and set devices=1",
         )
         for name in ("DeepSpeedPrecision", "FSDPPrecision")
     ),
@@ -289,15 +282,13 @@ ROWS: list[Row] = [
         ),
         "never tried with the package",
     ),
-    plugin(
+    plugin.refused(
         "BitsandbytesPrecision",
-        Refused(
-            Project(trainer=lambda: {"plugins": plugins.BitsandbytesPrecision("nf4")}),
-            "Bitsandbytes is only supported",
-            "on CUDA GPUs",
-            missing="cuda",
-        ),
-        "fedlight's own language models have quantized bases on a CPU as well",
+        Project(trainer=lambda: {"plugins": plugins.BitsandbytesPrecision("nf4")}),
+        "Bitsandbytes is only supported",
+        "on CUDA GPUs",
+        means="fedlight's own language models have quantized bases on a CPU as well",
+        missing="cuda",
     ),
     logger("CSVLogger", Works(csv_has_a_row_for_each_round)),
     logger("TensorBoardLogger", Works(tensorboard_has_an_event_for_each_round)),
@@ -318,14 +309,14 @@ ROWS: list[Row] = [
     profiler("SimpleProfiler", Works(every_training_batch_is_timed)),
     profiler("AdvancedProfiler", Works(every_training_batch_is_profiled)),
     profiler("PyTorchProfiler", Works(operations_are_profiled)),
-    profiler("PassThroughProfiler", Equals(given(profiler=profilers.PassThroughProfiler()))),
+    profiler.equals("PassThroughProfiler", given(profiler=profilers.PassThroughProfiler())),
     profiler("a Profiler of one's own", Works(a_profiler_of_ones_own_hears_of_all), covers="Profiler"),
     plugin("AsyncCheckpointIO", Works(checkpoints_are_written_behind)),
-    plugin("TorchCheckpointIO", Equals(Project(trainer={"plugins": plugins.TorchCheckpointIO()}))),
+    plugin.equals("TorchCheckpointIO", Project(trainer={"plugins": plugins.TorchCheckpointIO()})),
     plugin("a CheckpointIO of one's own", Works(a_checkpoint_io_of_ones_own), covers="CheckpointIO"),
-    plugin(
+    plugin.equals(
         "TorchSyncBatchNorm",
-        Equals(given(plugins=plugins.TorchSyncBatchNorm())),
-        "one process: nothing to synchronize",
+        given(plugins=plugins.TorchSyncBatchNorm()),
+        means="one process: nothing to synchronize",
     ),
 ]
