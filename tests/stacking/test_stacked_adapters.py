@@ -1,12 +1,10 @@
 import copy
 from contextlib import contextmanager
-from functools import partial
 
 import pytest
 import torch
 from refusals import refusal
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from fedlight.stacking import StackedAdapters
 from fedlight.stacking.fast_layers import fuse_lora
@@ -167,63 +165,8 @@ def write(weights, start):
             weights[name].copy_(value)
 
 
-OPTIMIZERS = {
-    "SGD": lambda weights: torch.optim.SGD(weights, lr=0.5, momentum=0.9),
-    "AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.02),
-    "RMSprop": lambda weights: torch.optim.RMSprop(weights, lr=0.003),
-}
-
-
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_an_optimizer_steps_each_client_as_if_it_were_alone(make):
-    network = make_network()
-    starts = make_starts(network, [None] * 3)
-    batches = [make_texts((2, 1, 3), length=5 + step, seed=step) for step in range(3)]
-    expected = []
-    for k, start in enumerate(starts):
-        single = copy.deepcopy(network)
-        weights = trained(single)
-        write(weights, start)
-        optimizer = make(weights.values())
-        for batch in batches:
-            optimizer.zero_grad()
-            row_losses(single, batch[k]).mean().backward()
-            optimizer.step()
-        expected.append({name: weight.detach().clone() for name, weight in weights.items()})
-
-    optimizer = make(trained(network).values())
-    stacked = StackedAdapters(network, trained(network))
-    stacked.enter(starts, [None] * 3)
-    for batch in batches:
-        stacked.set_rows([len(part) for part in batch], None)
-        optimizer.zero_grad()
-        joint_loss(network, batch)[0].backward()
-        optimizer.step()
-    for state, own, start in zip(stacked.leave(), expected, starts, strict=True):
-        for name, value in own.items():
-            assert (state[name] - start[name]).abs().max() > 0.005
-            assert (state[name] - value).abs().max() < 1e-6  # states are in fp32
-
-
 def gradients_of(stacked, k):
     return {name: value.clone() for name, value in stacked.gradients(k).items()}
-
-
-@pytest.mark.parametrize("counts", [(2, 2), (1, 3)])
-def test_activations_that_are_computed_twice_give_the_same_gradients(counts):
-    network = make_network()
-    starts, texts = make_starts(network, [None] * 2), make_texts(counts)
-    found = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            function = partial(checkpoint, use_reentrant=False)
-            network.get_base_model()._set_gradient_checkpointing(True, function)
-        with stack(network, starts, counts) as stacked:
-            joint_loss(network, texts)[0].backward()
-            found.append([gradients_of(stacked, k) for k in range(2)])
-    kept, computed_twice = found
-    for one, other in zip(kept, computed_twice, strict=True):
-        assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 @pytest.mark.parametrize("kind", ["bf16 base", "fused bf16 base", "autocast"])

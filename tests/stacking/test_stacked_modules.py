@@ -207,9 +207,10 @@ def test_an_int8_base_is_refused(models):
     StackedAdapters(module, trained(module))
 
 
-def test_activations_computed_twice_have_the_same_dropout(models):
+@pytest.mark.parametrize("counts", [(2, 2), (1, 3)])
+def test_activations_computed_twice_have_the_same_dropout(models, counts):
     module, make_batch = make_module(models, "sft")
-    batches = [[make_batch(2, 8, torch.Generator().manual_seed(k))] for k in range(2)]
+    batches = [[make_batch(n, 8, torch.Generator().manual_seed(k))] for k, n in enumerate(counts)]
     starts, (make_optimizer, _) = make_starts(module, [None] * 2), OPTIMIZERS["SGD"]
     _, kept = step_together(module, starts, [None] * 2, batches, make_optimizer)
     _, alone = step_alone(module, starts[0], None, batches[0], make_optimizer)

@@ -1,5 +1,5 @@
 import pytest
-from tiny_world import fedlight, table, tiny_selector, weights
+from tiny_world import fedlight, table, tiny_selector
 
 from fedlight.evaluation.by_client import spread
 
@@ -58,25 +58,3 @@ def test_the_test_knows_the_groups_of_the_run(run, tiny_model, tmp_path):
     assert float(shown["test/accuracy"]) == pytest.approx(pooled)  # which the module logs
     own = spread([float(row["own_accuracy"]) for row in rows], 0.1)
     assert {name: float(shown[f"test/own_{name}"]) for name in own} == pytest.approx(own)
-
-
-def test_local_training_alone_is_tested_client_by_client(tiny_model, tmp_path):
-    arguments = tiny_selector(
-        *(tiny_model, tmp_path, "--model.lr=0.5", "--federated.clients_per_round=5"),
-        "--federated.algorithm=fedlight.federation.algorithms.local_only.LocalOnly",
-        *(ACCURACY, "--trainer.callbacks.init_args.own_models=true", "--trainer.limit_val_batches=0"),
-    )
-    outcome = fedlight("fit", *arguments)
-    assert outcome.code == 0, outcome.err
-    assert all(not any(map(any, weight)) for name, weight in weights(tmp_path).items() if "lora_B" in name)
-    own = table(tmp_path / "clients.csv")
-    assert [row["stage"] for row in own] == ["own"] * 6
-    assert fedlight("test", *arguments).code == 0  # the global model, as it was at the start
-    both = table(tmp_path / "clients.csv")
-    assert both[:6] == own
-    untrained = {row["client"]: row["accuracy"] for row in both[6:]}
-    assert any(row["accuracy"] != untrained[row["client"]] for row in own)
-    (metrics,) = tmp_path.glob("metrics/version_0/metrics.csv")
-    logged = {name: float(value) for name, value in table(metrics)[-1].items() if value}
-    mean = sum(float(row["accuracy"]) for row in own) / 6
-    assert logged["own/client_mean"] == pytest.approx(mean)

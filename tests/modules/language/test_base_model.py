@@ -1,22 +1,21 @@
 import json
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 from adapted import ready
+from hub_stub import hub_stub
+from huggingface_hub.utils import close_session
 
 from fedlight.modules.language import base_model, checkpoints
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> None:
     assert "\n" not in str(error)
     assert error.__suppress_context__
-    return str(error)
 
 
 @pytest.mark.parametrize(
@@ -27,51 +26,16 @@ def test_a_folder_without_a_model(tmp_path, folder, said):
         ready(SFTModule(str(tmp_path / folder)))
 
 
-def test_offline_and_not_in_the_cache():
-    with pytest.raises(OSError, match="the hub cannot be reached") as raised:
-        ready(SFTModule("nobody/no-such-model"))
-    assert "OfflineModeIsEnabled" in one_line(raised.value)
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """A hub on this machine that knows no model; its address is made known to huggingface_hub."""
-
-    class NotFound(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), NotFound)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+def test_a_name_that_the_hub_does_not_know(monkeypatch):
+    """Of a hub that does not answer see tests/pretrained/test_hub_unreachable.py."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    from huggingface_hub.utils import close_session
-
+    with hub_stub({}) as (address, _, _):
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        close_session()
+        with pytest.raises(OSError, match="neither a folder here nor a model on the hub; check") as raised:
+            ready(SFTModule("nobody/no-such-model"))
+        one_line(raised.value)
     close_session()
-    yield server
-    server.shutdown()
-    server.server_close()
-    close_session()
-
-
-def test_a_name_that_the_hub_does_not_know(hub):
-    with pytest.raises(OSError, match="neither a folder here nor a model on the hub; check") as raised:
-        ready(SFTModule("nobody/no-such-model"))
-    one_line(raised.value)
-
-
-def test_a_hub_that_does_not_answer(hub):
-    hub.shutdown()
-    hub.server_close()
-    with pytest.raises(OSError, match=r"cannot be reached \(ConnectError\): give the folder") as raised:
-        ready(SFTModule("nobody/no-such-model"))
-    one_line(raised.value)
 
 
 def test_damaged_and_missing_weights(llama, tmp_path):

@@ -1,17 +1,14 @@
-from types import SimpleNamespace
-
 import lightning as L
 import numpy as np
 import pytest
 from fleets import make_fleet, rounds_of, with_buffer, without_wall
 from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import LoraConfig, get_peft_model
-from plain_lightning import Metrics, Numbers, assert_equal, module, ten_clients, trainer, weights
+from plain_lightning import Metrics, assert_equal, module, weights
 from stacked import Lora, Points, assert_same_rows, fit, furthest
 from two_parts import Recorder, TwoParts, close, trained
 
-from fedlight import Ditto, FedAdam, FedAvg, FederatedLoop, FederatedWrapper, FedProx, Visit, VisitLog, Wire
-from fedlight.callbacks.loop.devices import DeviceEmulation
+from fedlight import Ditto, FedAdam, FedAvg, FederatedLoop, FedProx, Visit, Wire
 from fedlight.callbacks.loop.parts import LocalBuffers
 from fedlight.callbacks.loop.parts.buffered import Buffered
 from fedlight.federation import Average, Quantize, TopK
@@ -107,44 +104,6 @@ def test_a_run_has_the_trace_that_is_written_by_hand(tmp_path):
         assert row["start_seconds"] / unit == pytest.approx(begun, rel=0.01)
         assert row["round_end_seconds"] / unit == pytest.approx([3, 6, 8, 10, 13][row["round"]], rel=0.01)
     assert loop.virtual_seconds == max(row["round_end_seconds"] for row in rows)
-
-
-def test_the_whole_schedule_is_known_before_the_first_batch(tmp_path):
-    """On devices that come and go, of clients of unlike sizes, planned round by round before anything is trained."""
-    devices = {
-        "moody": {"availability": 0.6, "upload_mbps": 0.004},
-        "nightly": {
-            "availability": "{intervals_hours: [[0, 0.001]], period_hours: 0.002}",
-            "upload_mbps": 0.002,
-        },
-        "steady": {"upload_mbps": 0.003},
-    }
-    foreseen = []
-
-    class Foresee(L.Callback):
-        def on_train_start(self, trainer, pl_module):
-            loop = next(one for one in trainer.callbacks if isinstance(one, FederatedLoop))
-            own, now = Buffered(loop.fleet.buffered, 5, loop.seed), 0.0
-            own.meet(loop._run)
-            devices = DeviceEmulation(loop.fleet, 5, loop._run)
-            for idx in range(8):
-                own.plan(idx, now, loop._rounds.visits_of, devices, loop._parameters)
-                own.finish_round(loop._run, SimpleNamespace(exchange=SimpleNamespace(state={})), {})
-                now = own._step.end_seconds
-                for one in (*own._step.dropouts, *own._step.arrivals):
-                    foreseen.append((idx, one.client_id, one.asked, one.start_seconds, one.reason, now))
-
-    fleet = make_fleet(tmp_path, buffered=FedBuff(2), **devices)
-    made, rows = FederatedLoop(clients_per_round=5, local_steps=None, fleet=fleet), []
-
-    class Watch(VisitLog):
-        def on_train_epoch_end(self, trainer, pl_module):
-            rows.extend(dict(row) for row in made.visit_records)
-
-    trainer(8, [made, Watch(), Foresee()]).fit(module(), FederatedWrapper(Numbers(), ten_clients))
-    names = ("round", "client", "asked_round", "start_seconds", "reason", "round_end_seconds")
-    assert sorted(tuple(row[name] for name in names) for row in rows) == sorted(foreseen)
-    assert {"", "absent", "left"} == {row["reason"] for row in rows}
 
 
 @pytest.mark.parametrize(

@@ -111,12 +111,6 @@ def test_rounds_equal_the_equations_with_clients_in_modules_of_their_own_rank(na
     assert len({row["client"] for row in rows}) == 3
 
 
-def test_ranks_of_clients_whose_names_are_digits():
-    """As YAML reads them."""
-    *_, rows, _, _ = run(FlexLoRA(), Points({"0": 8, "7": 8}), rounds=1, ranks={7: 2}, clients_per_round=2)
-    assert {row["client"]: row["lora_rank"] for row in rows} == {"0": 4, "7": 2}
-
-
 @pytest.mark.parametrize("name", ["HetLoRA, skip", "FlexLoRA"])
 def test_under_an_optimizer_with_moments_and_decay_and_a_proximal_term(name):
     algorithm = method(name)
