@@ -51,16 +51,6 @@ def test_it_is_the_loop(selectors):
     assert comparisons.tolist() == of
 
 
-def test_a_preference_for_a_position_cancels():
-    """One selector always adds 5 to the log-odds of B: alone at chance, right in both orders."""
-    truth = np.array([0.3, -0.2, 0.1])
-    orders, labels = np.arange(6), np.array([1, 0, 0, 1, 1, 0])
-    log_odds = np.stack([truth, -truth], axis=1).reshape(-1, 1)
-    right, _ = judge_both_orders(orders, log_odds + 5, labels)
-    assert right.tolist() == [1.0] * 6
-    assert ((log_odds[:, 0] + 5 > 0) == labels).mean() == 0.5
-
-
 def test_an_undecided_verdict_counts_half():
     """The same log-odds in both orders: the answer is not looked at."""
     right, _ = judge_both_orders(np.array([0, 1]), np.array([[2.0], [2.0]]), np.array([1, 0]))

@@ -8,7 +8,6 @@ from torch import nn
 
 from fedlight.stacking import StackedAdapters
 from fedlight.stacking.fast_layers import fuse_lora
-from fedlight.stacking.rows import Rows
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -213,18 +212,6 @@ def test_casts_are_those_of_peft(kind, counts):
     assert 0 < sum(found) < (2 if fused else 1.1) * sum(own)
     assert max(found) < 2 * max(own)
     stacked.leave()
-
-
-def test_equal_counts_are_a_view_and_unequal_counts_undone():
-    x = torch.randn(8, 3, 5)
-    equal, unequal = Rows([2, 2]), Rows([1, 3])
-    assert equal.split(x, 2).data_ptr() == x.data_ptr()
-    assert torch.equal(equal.split(x, 2)[1, :3], x[2])
-    blocks = unequal.split(x, 2)
-    assert blocks.shape == (4, 9, 5)
-    assert torch.equal(blocks[0, :3], x[0])
-    assert torch.equal(blocks[3].view(3, 3, 5), x[5:])
-    assert torch.equal(unequal.join(blocks, x.shape, 2), x)
 
 
 def test_a_step_keeps_no_copy_of_the_inputs():

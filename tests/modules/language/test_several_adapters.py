@@ -155,15 +155,6 @@ def test_all_start_from_one_folder(trained, llama, tmp_path):
     assert len(again.adapter_names) == 3
 
 
-def test_text_is_written_by_the_active_adapter(llama):
-    module = tuned(SFTModule(llama, num_adapters=2))
-    texts = {}
-    for name in module.adapter_names:
-        module.use_adapter(name)
-        texts[name] = module.generate(["the cat"], temperature=0, max_new_tokens=8)
-    assert texts["adapter0"] != texts["adapter1"]
-
-
 def test_the_reference_of_dpo_freezes_none(llama):
     module, single = tuned(DPOModule(llama, num_adapters=2)).eval(), ready(DPOModule(llama)).eval()
     module.use_adapter("adapter1")

@@ -6,9 +6,6 @@ import transformers
 from torch import Tensor
 from tuned import tuned
 
-from fedlight import Partition
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
-from fedlight.datamodules.preferences.format import Format
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
 from fedlight.modules import DPOModule, RewardModule, SelectorModule, SFTModule
@@ -17,7 +14,7 @@ from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.modules.language.base_model import Execution
 from fedlight.modules.language.readout import SharedPrefix, hidden_states
 from fedlight.stacking import StackedAdapters
-from fedlight.stacking.shared_rows import LEAST_SHARED, pays, plan
+from fedlight.stacking.shared_rows import pays, plan
 
 SIZES = {
     **{"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -283,22 +280,6 @@ def test_rows_of_many_long_rests_do_not_pay():
     assert layout.width == 140 + 11 * 270
     assert not pays(11, 410, layout, hidden_size=64)
     assert pays(11, 410, layout, hidden_size=4096)
-
-
-@pytest.mark.slow
-def test_the_embedded_world_has_shorter_prompts():
-    data = PreferenceDataModule(
-        source="toy:votes",
-        view="dpo",
-        columns={name: name for name in ("prompt", "response_a", "response_b", "choice", "client")},
-        format=Format(choice_values={"a": "a", "b": "b", "tie": "tie"}, generation_template="toy_generation"),
-        tokenizer="toy",
-        max_tokens=128,
-        partition=Partition("client", min_size=1),
-    )
-    data.prepare_data()
-    data.setup("fit")
-    assert max(data.train_set[index]["chosen"]["prompt_length"] for index in range(300)) < LEAST_SHARED
 
 
 def test_an_unknown_setting_is_refused(long_llama):

@@ -141,7 +141,7 @@ def test_checkpointing_changes_no_gradient_and_leaves_no_trace(kind, model, sett
 
 
 def test_gradient_checkpointing_is_a_setting(llama):
-    """Losses and gradients of the plain form, with layers computed twice, and less memory is counted."""
+    """The losses of the plain form, with layers computed twice, and less memory is counted."""
     plain, twice = (
         SFTModule(llama, lora=Lora(dropout=0.3), dtype="fp32", execution=Execution(gradient_checkpointing=on))
         for on in (False, True)
@@ -157,12 +157,10 @@ def test_gradient_checkpointing_is_a_setting(llama):
         with module.dropout_masks.seeded(3):
             loss = module.example_losses(make_sft_batch()).mean()
         loss.backward()
-        gradients = {name: weight.grad for name, weight in trained_parameters(module).items()}
         cost = CostMeter(module.skeleton("fp32")).cost(BatchShape(4, 32, 64))
-        found.append((loss, gradients, len(calls), cost))
-    (loss, gradients, once, cost), (same_loss, same, two, less) = found
+        found.append((loss, len(calls), cost))
+    (loss, once, cost), (same_loss, two, less) = found
     assert (once, two) == (1, 2)
     assert torch.equal(loss, same_loss)
-    assert all(torch.equal(same[name], gradient) for name, gradient in gradients.items())
     assert less.activation_bytes < 0.8 * cost.activation_bytes
     assert less == CostMeter(plain.skeleton("fp32")).cost(BatchShape(4, 32, 64), checkpointing=True)

@@ -128,21 +128,6 @@ def test_with_equal_ranks_and_plain_weights_it_is_fedavg():
     assert furthest(padded, plain) < 1e-7
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_one_client_of_a_smaller_rank_is_plain_training_of_that_rank(name):
-    """What the global model had beyond that rank is lost, or stays as it was where nobody else has it."""
-    start, trained, _, seen, _ = run(
-        method(name), Points({"a": 8}), rounds=1, ranks={"a": 2}, clients_per_round=1
-    )
-    [(_, batches)] = seen.visits[0]
-    expected = products(trained_alone(sliced(start, 2), batches, 2, "SGD", 0.1))
-    if name.endswith("skip"):
-        rest = products({n: t[2:] if "lora_A" in n else t[:, 2:] for n, t in start.items()})
-        assert all(value.norm() > 0.1 for value in rest.values())
-        expected = {layer: value + rest[layer] for layer, value in expected.items()}
-    torch.testing.assert_close(products(trained), expected, rtol=1e-4, atol=1e-6)
-
-
 WIRES = {"lossless": None, "nf4": Wire(up=Quantize("nf4"), down=Quantize("fp16"))}
 
 
