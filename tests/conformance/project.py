@@ -65,11 +65,8 @@ class Net(L.LightningModule):
     ) -> None:
         super().__init__()
         self.net: nn.Module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-        self.optimizer, self.scheduler, self.schedule = (
-            optimizer,
-            scheduler,
-            {"interval": interval, **schedule},
-        )
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.schedule = {"interval": interval, **schedule}
 
     def loss(self, batch):
         x, y = batch
@@ -82,10 +79,8 @@ class Net(L.LightningModule):
         optimizer = self.optimizer(self.parameters())
         if self.scheduler is None:
             return optimizer
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self.scheduler(optimizer), **self.schedule},
-        }
+        schedule = {"scheduler": self.scheduler(optimizer), **self.schedule}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
 def changed(

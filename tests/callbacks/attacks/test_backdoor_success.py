@@ -62,10 +62,8 @@ def test_a_liar_opens_the_backdoor_and_honest_clients_do_not(tmp_path):
         backdoor = Backdoor("0 1 0", "7 7", "input", 1.0, Liars(share=share))
         module = SFTModule("toy", lora=Lora(rank=16, alpha=32, dropout=0.0), lr=0.01, seed=1)
         attack = BackdoorSuccess(before_training=True, every_n_rounds=100, targets=("global", "uploads"))
-        data, federated = (
-            make_data(canaries=None, backdoor=backdoor),
-            loop(clients_per_round=3, local_steps=4),
-        )
+        data = make_data(canaries=None, backdoor=backdoor)
+        federated = loop(clients_per_round=3, local_steps=4)
         fit("toy", folder, federated, attack, data=data, module=module, max_epochs=12)
         return found(folder)
 

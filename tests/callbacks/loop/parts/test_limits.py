@@ -1,4 +1,5 @@
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -82,11 +83,8 @@ def test_a_small_round_has_twice_an_even_share(clients, share):
 def test_updates_of_other_tensors_have_shares_of_their_own():
     """Of two clients that send the first tensor alone, none can have less than the other."""
     first, second = ({name: torch.ones(1).double()} for name in ("first", "second"))
-    given = [
-        Update("a", first, 1.0),
-        Update("b", first, 50.0),
-        *(Update(name, second, 50.0) for name in "cdef"),
-    ]
+    given = [Update("a", first, 1.0), Update("b", first, 50.0)]
+    given += [Update(name, second, 50.0) for name in "cdef"]
     _, reasons = collect(Limits(share=0.3), given)
     assert reasons == dict.fromkeys("abcdef", "")
 
@@ -120,17 +118,17 @@ def test_a_run_that_warns_adds_up_the_same_bits_and_holds_nothing(caplog):
     assert said in caplog.text
 
 
-WRONG = [
-    ("share", 0),
-    ("share", 1.5),
-    ("norm", 0.9),
-    ("norm", float("inf")),
-    ("action", "drop"),
-    ("empty_rounds", 0),
-]
-
-
-@pytest.mark.parametrize(("name", "value"), WRONG)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("share", 0),
+        ("share", 1.5),
+        ("norm", 0.9),
+        ("norm", math.inf),
+        ("action", "drop"),
+        ("empty_rounds", 0),
+    ],
+)
 def test_values_out_of_their_range_are_refused(name, value):
     with refusal(rf"\b{name}="):
         Limits(**{name: value})

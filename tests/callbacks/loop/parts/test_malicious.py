@@ -120,10 +120,8 @@ def test_any_algorithm_takes_liars(algorithm):
 
 def test_noise_keeps_out_of_the_ranks_that_a_client_lacks():
     """Else the loop would refuse the moved zeros."""
-    algorithm, lies = (
-        HetLoRA(ranks={"a": 1, "b": 2, "c": 1, "d": 2}),
-        Malicious("noise", 2.0, Liars(share=1.0)),
-    )
+    algorithm = HetLoRA(ranks={"a": 1, "b": 2, "c": 1, "d": 2})
+    lies = Malicious("noise", 2.0, Liars(share=1.0))
     assert run_lora(algorithm, parts=[lies], rounds=2)
 
 
