@@ -3,6 +3,7 @@ from collections import Counter
 
 import pytest
 import transformers
+from refusals import refusal
 from scripted_model import ScriptedModel, Words
 from self_generating import ALPACA, dropped, in_words, made, once, rows
 
@@ -14,9 +15,7 @@ from fedlight.recipes import recipe
 
 
 def test_a_candidate_has_the_new_instruction_and_what_was_answered():
-    model = ScriptedModel(
-        respond=lambda instruction, _: f"Input: {instruction[-1]} apples\nResponse: some\n\nlines "
-    )
+    model = ScriptedModel(respond=lambda asked, _: f"Input: {asked[-1]} apples\nResponse: some\n\nlines ")
     synthesis = in_words(number=2)
     assert made(synthesis, {"a": rows(9)}, model) == {
         "a": [
@@ -76,9 +75,7 @@ def test_a_template_without_inputs_has_none():
     insisting = ScriptedModel(respond=lambda *_: "Input: 3\nResponse: 4")
     assert made(synthesis, {"a": own}, insisting, template=template) == {"a": []}
     assert dropped(synthesis) == {"no_match": 1}
-    with pytest.raises(
-        ValueError, match=r"instruction_slot='instruction', but the template has question: set"
-    ):
+    with refusal(r"instruction_slot='instruction', but the template has question: set"):
         in_words().make({"a": own}, template, ScriptedModel(), 0)
 
 
@@ -97,10 +94,7 @@ def test_further_slots_are_left_empty():
         (["Why so", "Add 3 4"], {"too_short": 1}),
         (["As a language model, I", "as An ai", "Sorry, but no way"], {"refusal": 3}),
         (["As assembled, name it", "Sorryful people do what"], {}),
-        (
-            ["explain apple number1 to my1 grandmother", "EXPLAIN apple number1 to my1!"],
-            {"near_instruction": 2},
-        ),
+        (["explain apple number1 to my1 grandmother", "EXPLAIN apple number1 to!"], {"near_instruction": 2}),
         (["Name one planet here", "name  one planet HERE"], {"repeated": 1}),
         (["Name one planet here", "Name one planet there"], {}),  # too near only to a candidate
         ([" ".join(f"long{n}" for n in range(64)), "a short one"], {"cut_off": 1}),
@@ -129,13 +123,6 @@ def test_another_clients_instructions_do_not_count():
     synthesis = once(1)
     found = made(synthesis, {"a": rows(4), "b": rows(4, words="unlike anything that was said before")}, same)
     assert (len(found["a"]), len(found["b"])) == (0, 1)
-
-
-def test_a_model_that_repeats_its_prompt_makes_nothing():
-    own = rows(9)
-    synthesis = once(6)
-    assert made(synthesis, {"a": own}, ScriptedModel(write=lambda n: own[n]["instruction"])) == {"a": []}
-    assert dropped(synthesis) == {"near_instruction": 6}
 
 
 @pytest.mark.parametrize(
@@ -173,59 +160,36 @@ def test_a_later_try_may_succeed_and_the_others_are_not_asked_again():
 
 def test_copies_of_local_examples_are_dropped():
     own = [{"instruction": "add them up", "input": "1 2 3 4 5 6 7 8 9 10", "response": "55"}]
-    model = ScriptedModel(
-        write=["compute their whole sum", "say all in order"].__getitem__,
-        respond=lambda instruction, _: (
-            "Input: 1 2 3 4 5 6 7 8 9 10\nResponse: 55"
-            if "sum" in instruction
-            else "Input: one\nResponse: two"
-        ),
-    )
+    answers = {
+        "compute their whole sum": "Input: 1 2 3 4 5 6 7 8 9 10\nResponse: 55",
+        "say all in order": "Input: one\nResponse: two",
+    }
+    model = ScriptedModel(write=[*answers].__getitem__, respond=lambda asked, _: answers[asked])
     synthesis = once(2, temperature=0.5)
     found = made(synthesis, {"a": own}, model)
     assert [row["instruction"] for row in found["a"]] == ["say all in order"]
     assert dropped(synthesis) == {"near_example": 1}
 
 
-@pytest.mark.parametrize(
-    ("response", "copies"),
-    [("Take two of these after each meal, and call again on Monday.", 1), ("Two after each meal.", 0)],
-)
-def test_a_long_private_response_under_a_new_instruction_is_dropped(response, copies):
-    """As a whole the row is unlike the client's own: its instruction is new and longer than the response."""
-    own = [{"instruction": "my head aches", "input": "", "response": response}]
-    asked = " ".join(f"word{number}" for number in range(40))
-    synthesis = once(1, temperature=0.5)
-    found = made(
-        synthesis,
-        {"a": own},
-        ScriptedModel(write=lambda _: asked, respond=lambda *_: f"Input: None\nResponse: {response}"),
-    )
-    assert len(found["a"]) == 1 - copies
-    assert dropped(synthesis) == ({"near_response": 1} if copies else {})
-
-
-LONG_OWN = "Take two of these after each meal, and call again on Monday."
+PRIVATE, SHORT = "Take two of these after each meal, and call again on Monday.", "Two after each meal."
 
 
 @pytest.mark.parametrize(
-    ("answer", "dropped_as"),
+    ("private", "new_input", "new_response", "dropped_as"),
     [
-        (
-            f"Input: None\nResponse: Well now, before all else, let me think about that for you. {LONG_OWN}",
-            "near_response",
-        ),
-        (f"Input: {LONG_OWN}\nResponse: Yes.", "near_input"),
-        ("Input: None\nResponse: take two of these after each meal, and call", "near_response"),
-        (
-            "Input: None\nResponse: Take a walk after each of these, and call on Sunday or Monday instead.",
-            None,
-        ),
+        (PRIVATE, "None", PRIVATE, "near_response"),
+        (SHORT, "None", SHORT, None),
+        (PRIVATE, "None", f"Well now, let me think about that first. {PRIVATE}", "near_response"),
+        (PRIVATE, PRIVATE, "Yes.", "near_input"),
+        (PRIVATE, "None", "take two of these after each meal, and call", "near_response"),
+        (PRIVATE, "None", "Take a walk after each of these, and call on Sunday or Monday instead.", None),
     ],
 )
-def test_a_long_private_text_is_dropped_amid_new_text_and_in_another_field(answer, dropped_as):
-    own = [{"instruction": "my head aches", "input": "", "response": LONG_OWN}]
+def test_long_private_texts_are_dropped_under_a_new_instruction(private, new_input, new_response, dropped_as):
+    """Amid new text and in another field, too; the whole row is unlike the client's own: its instruction is longer."""
+    own = [{"instruction": "my head aches", "input": "", "response": private}]
     asked = " ".join(f"word{number}" for number in range(40))
+    answer = f"Input: {new_input}\nResponse: {new_response}"
     synthesis = once(1, temperature=0.5)
     found = made(synthesis, {"a": own}, ScriptedModel(write=lambda _: asked, respond=lambda *_: answer))
     assert len(found["a"]) == (dropped_as is None)
@@ -284,14 +248,10 @@ def test_a_prompt_that_does_not_fit_shows_less():
 
 
 def test_without_demonstrations_the_model_is_sampled():
-    with pytest.raises(ValueError, match=r"instructions.demonstrations=0 with temperature=0 writes the same"):
+    with refusal(r"instructions.demonstrations=0 with temperature=0 writes the same"):
         in_words(instructions=NewInstructions(demonstrations=0))
-    synthesis = in_words(
-        number=3,
-        instructions=NewInstructions(demonstrations=0),
-        responses=NewResponses(demonstrations=0),
-        temperature=0.7,
-    )
+    none = {"instructions": NewInstructions(demonstrations=0), "responses": NewResponses(demonstrations=0)}
+    synthesis = in_words(number=3, temperature=0.7, **none)
     model = ScriptedModel()
     assert len(made(synthesis, {"a": rows(3)}, model)["a"]) == 3
     assert {prompt.count("Task ") for prompt in model.first} == {1}
@@ -378,12 +338,9 @@ def test_clients_with_inputs_have_the_model_write_an_input_first():
 
 def test_a_cut_input_is_asked_for_again_and_then_dropped():
     model = Continues(eos="</s>")
-    model._one = lambda prompt: (
-        "write about a thing" if prompt.rpartition("\n")[2].startswith("Task ") else "on and " * 9
-    )
-    synthesis = SelfGeneration(
-        number=1, instructions=NewInstructions(tries=1), responses=NewResponses(max_new_tokens=10)
-    )
+    model._one = lambda prompt: "write about a thing" if "Task " in prompt else "on and " * 9
+    once, short = NewInstructions(tries=1), NewResponses(max_new_tokens=10)
+    synthesis = SelfGeneration(number=1, instructions=once, responses=short)
     template = Template("<u>{instruction}\nOf: {input}</s>\n<a>")
     assert made(synthesis, {"a": rows(8, inputs=8)}, model, template=template) == {"a": []}
     assert dropped(synthesis) == {"cut_off": 1}
@@ -393,17 +350,9 @@ def test_a_cut_input_is_asked_for_again_and_then_dropped():
 def test_dropped_texts_are_kept_with_client_and_reason():
     synthesis = once(2)
     texts = ["explain apple number1 to my1 grandmother", "Name one planet here"]
-    made(
-        synthesis,
-        {"a": rows(12)},
-        ScriptedModel(write=texts.__getitem__, respond=lambda *_: "Mars, of course"),
-    )
-    assert [(one.client, one.reason) for one in synthesis.dropped] == [
-        ("a", "near_instruction"),
-        ("a", "no_match"),
-    ]
-    assert synthesis.dropped[1].fields == {
-        "instruction": "Name one planet here",
-        "input": "",
-        "response": "Mars, of course",
-    }
+    model = ScriptedModel(write=texts.__getitem__, respond=lambda *_: "Mars, of course")
+    made(synthesis, {"a": rows(12)}, model)
+    reasons = [(one.client, one.reason) for one in synthesis.dropped]
+    assert reasons == [("a", "near_instruction"), ("a", "no_match")]
+    fields = {"instruction": texts[1], "input": "", "response": "Mars, of course"}
+    assert synthesis.dropped[1].fields == fields

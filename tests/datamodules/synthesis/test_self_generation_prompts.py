@@ -72,19 +72,13 @@ def test_an_instruction_may_have_to_match_a_pattern():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        (
-            {"instruction": {"example": "{task}"}},
-            r"instruction\.example has an unknown slot \{task\}: use number",
-        ),
+        ({"instruction": {"example": "{task}"}}, r"\.example has an unknown slot \{task\}: use number"),
         ({"instruction": {"example": "{number}"}}, r"instruction\.example has no slot \{instruction\}"),
         ({"instruction": {"end": "{instruction}"}}, r"instruction\.end has an unknown slot \{instruction\}"),
         ({"response": {"end": "now"}}, r"response\.end has no slot \{instruction\}"),
         ({"response": {"stop": ("",)}}, r"response\.stop=\[''\]: an empty text would end every answer"),
         ({"response": {"pattern": "("}}, "is no regular expression"),
-        (
-            {"response": {"pattern": "(?P<output>.*)"}},
-            r"has the groups \['output'\], but needs \(\?P<response>",
-        ),
+        ({"response": {"pattern": "(?P<output>.*)"}}, r"\['output'\], but needs \(\?P<response>"),
     ],
 )
 def test_prompts_that_cannot_be_are_refused(changes, named):

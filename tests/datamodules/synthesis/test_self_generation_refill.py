@@ -63,19 +63,11 @@ def test_four_tries_for_each_candidate_unless_told_otherwise():
 
 
 def test_failed_responses_and_copies_are_replaced_too():
-    def respond(instruction, _):
-        thing = int(instruction.rpartition("thing")[2])
-        if thing == 0:
-            return "no form"
-        return (
-            f"Input: {own[0]['instruction']}\nResponse: it0 is0 so0"
-            if thing == 1
-            else "Input: none\nResponse: x"
-        )
-
     own = rows(9)
+    answers = {"do thing0": "no form", "do thing1": f"Input: {own[0]['instruction']}\nResponse: it0 is0 so0"}
     model = ScriptedModel(
-        write=lambda n: f"do thing{max(n, 0)}" if n != 3 else "do it thing2", respond=respond
+        write=lambda n: "do it thing2" if n == 3 else f"do thing{n}",
+        respond=lambda asked, _: answers.get(asked, "Input: none\nResponse: x"),
     )
     synthesis = in_words(number=3, instructions=NewInstructions(min_words=1), max_rouge_l=0.6)
     found = made(synthesis, {"a": own}, model)["a"]

@@ -1,4 +1,5 @@
 import pytest
+from refusals import refusal
 from tiny_world import write_rows
 
 from fedlight.datamodules.rows.rows import RowsError
@@ -52,14 +53,12 @@ def test_where_leaves_rows_out(source):
 def test_a_clients_own_rows_are_not_drawn(source):
     made, _ = make(source, number=9, where={"topic": ["even"]}, own=[OWN])
     assert {one.fields["question"] for one in made["v"]} == {f"q{n}" for n in range(0, 20, 2)} - {"q4"}
-    with pytest.raises(
-        ValueError, match="9 rows are no rows of client u, fewer than number=10: give a larger"
-    ):
+    with refusal("9 rows are no rows of client u, fewer than number=10: give a larger"):
         make(source, number=10, where={"topic": ["even"]}, own=[OWN])
 
 
 def test_settings_that_make_no_sense_are_refused(source):
-    with pytest.raises(ValueError, match="number=0 must be at least 1"):
+    with refusal("number=0 must be at least 1"):
         SubstituteRows(source, number=0)
     with pytest.raises(RowsError, match="no column 'question'"):
         make(source, columns={})

@@ -11,22 +11,11 @@ from fedlight.datamodules.synthesis.self_generation import NewInstructions, NewR
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.sft import SFTModule
 
+SHOWN, ASKED = "POST : {instruction} {input}\n", "POST : {instruction}\nCHOICE :"
+FORMS = f"{SHOWN}CHOICE : {{response}}\n", f"{ASKED} {{response}}\n"
 PROMPTS = SelfGenerationPrompts(
-    InstructionPrompt(
-        begin="",
-        example="POST : {instruction} {input}\n",
-        end="POST :",
-        stop=("\nPOST",),
-        pattern="(?P<instruction>.*)",
-    ),
-    ResponsePrompt(
-        begin="",
-        example_with_input="POST : {instruction} {input}\nCHOICE : {response}\n",
-        example_without_input="POST : {instruction}\nCHOICE : {response}\n",
-        end="POST : {instruction}\nCHOICE :",
-        stop=("\nPOST",),
-        pattern="(?P<response>.*)",
-    ),
+    InstructionPrompt("", SHOWN, "POST :", ("\nPOST",), "(?P<instruction>.*)"),
+    ResponsePrompt("", *FORMS, ASKED, ("\nPOST",), "(?P<response>.*)"),
 )
 
 

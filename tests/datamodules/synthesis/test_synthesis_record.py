@@ -66,15 +66,6 @@ def test_dropped_texts_are_in_the_file_with_their_reasons_and_are_no_candidates(
     assert data.synthesis.calls == []
 
 
-def test_each_round_has_its_file(build, tmp_path):
-    data = synthesized(build, round_idx=0)
-    data.synthesize(1, ["c0"], Trained())
-    assert sorted(file.name for file in (tmp_path / "made").iterdir()) == [
-        "round_0000.jsonl",
-        "round_0001.jsonl",
-    ]
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -180,9 +171,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_made(tmp_
 def test_a_folder_in_place_of_a_file_is_refused_before_anything_is_made(build, tmp_path):
     (tmp_path / "made/round_0003.jsonl").mkdir(parents=True)
     data = build(Listed())
-    with pytest.raises(
-        OSError, match=r"round_0003.jsonl is a folder, where a file is to be written: move it"
-    ):
+    with pytest.raises(OSError, match=r"round_0003.jsonl is a folder, where a file is to be written: move"):
         data.synthesize(3, ["c0"], Trained())
     assert data.synthesis.calls == []
 

@@ -31,9 +31,8 @@ class Seen(L.Callback):
         loop = next(one for one in trainer.callbacks if isinstance(one, FederatedLoop))
         tokenizer = trainer.datamodule.tokenizer
         texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in batch["input_ids"]]
-        self.rows += [
-            (loop.rounds_done, loop.visit.client_id, loop.visit.split, text.strip()) for text in texts
-        ]
+        visit = loop.visit
+        self.rows += [(loop.rounds_done, visit.client_id, visit.split, text.strip()) for text in texts]
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +42,11 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def fit(tmp_path, model):
-    def fit(
-        algorithm, folder="run", rounds=2, kind=SyntheticInstructionDataModule, ckpt_path=None, callbacks=()
-    ):
-        made = {"synthesis": Words(sizes=(6, 5, 1)), "keep": 2}
+    def fit(algorithm, folder="run", rounds=2, makes=True, ckpt_path=None, callbacks=()):
+        kind = SyntheticInstructionDataModule if makes else InstructionDataModule
         data = kind(
             "toy:instructions?num_clients=3&client_rows=6",
-            **SETTINGS | (made if kind is SyntheticInstructionDataModule else {}),
+            **SETTINGS | ({"synthesis": Words(sizes=(6, 5, 1)), "keep": 2} if makes else {}),
             **{"tokenizer": model, "partition": Partition("client"), "batch_size": 2},
             split=Split(val_share=0.0),
         )
@@ -69,15 +66,11 @@ def fit(tmp_path, model):
 
 def test_every_visit_trains_on_its_own_data(fit):
     _, rows, data = fit(FewFedPIT(0.5))
-    own = {
-        (client, f"{row['instruction']} {row['input']}")
-        for client, some in data.client_rows.items()
-        for row in some
-    }
+    all_rows = [(client, row) for client, some in data.client_rows.items() for row in some]
+    own = {(client, f"{row['instruction']} {row['input']}") for client, row in all_rows}
+    splits = ("train", "synthetic")
     visits = list(dict.fromkeys(row[:3] for row in rows))
-    assert visits == [
-        (r, f"c{n}", split) for r in (0, 1) for n in range(3) for split in ("train", "synthetic")
-    ]
+    assert visits == [(r, f"c{n}", split) for r in (0, 1) for n in range(3) for split in splits]
     for _, client, split, text in rows:
         asked = text.removeprefix("POST : ").partition(" CHOICE")[0].strip()
         assert ((client, asked) in own) == (split == "train")
@@ -88,29 +81,16 @@ def test_every_visit_trains_on_its_own_data(fit):
     assert made[0].isdisjoint(made[1])  # others in each round
 
 
-def test_a_repeated_run_makes_nothing_and_ends_with_the_same_model(fit):
-    first, rows, data = fit(FewFedPIT(0.5))
-    second, again, repeated = fit(FewFedPIT(0.5))
-    assert (len(data.synthesis.calls), len(repeated.synthesis.calls)) == (2, 0)
-    assert again == rows
-    assert same(first, second)
-
-
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_a_resumed_run_makes_what_is_missing_and_ends_with_the_same_model(fit, tmp_path):
     def keep(folder):
-        return [
-            ModelCheckpoint(
-                tmp_path / folder, save_top_k=-1, save_on_train_epoch_end=True, filename="{epoch}"
-            )
-        ]
+        options = {"save_top_k": -1, "save_on_train_epoch_end": True, "filename": "{epoch}"}
+        return [ModelCheckpoint(tmp_path / folder, **options)]
 
     whole, rows, _ = fit(FewFedPIT(0.5), "whole", rounds=3)
     fit(FewFedPIT(0.5), "first", rounds=2, callbacks=keep("kept"))
-    checkpoint = tmp_path / "kept" / "epoch=0.ckpt"
-    resumed, rest, data = fit(
-        FewFedPIT(0.5), "first", rounds=3, callbacks=keep("further"), ckpt_path=checkpoint
-    )
+    options = {"callbacks": keep("further"), "ckpt_path": tmp_path / "kept" / "epoch=0.ckpt"}
+    resumed, rest, data = fit(FewFedPIT(0.5), "first", rounds=3, **options)
     assert len(data.synthesis.calls) == 1  # the second round's candidates are there
     assert rest == [row for row in rows if row[0] > 0]
     assert same(whole, resumed)
@@ -125,7 +105,7 @@ def test_mixed_visits_see_both(fit):
 
 def test_under_fedavg_it_is_an_instruction_datamodule(fit, tmp_path):
     one, rows, data = fit(FedAvg(), "one")
-    other, others, _ = fit(FedAvg(), "other", kind=InstructionDataModule)
+    other, others, _ = fit(FedAvg(), "other", makes=False)
     assert data.synthesis.calls == []
     assert rows == others
     assert same(one, other)
