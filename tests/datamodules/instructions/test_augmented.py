@@ -1,7 +1,9 @@
 import json
+from functools import partial
 
 import numpy as np
 import pytest
+from refusals import refusal
 from tiny_world import read_lines, write_rows
 
 from fedlight.datamodules.clients.partition import Partition
@@ -27,15 +29,12 @@ class Every(Augmentation):
     def augment(self, clients, public, seed):
         self.calls += 1
         self.seen = {client: list(rows) for client, rows in clients.items()}, list(public), seed
-        rows = {
-            client: range(at * self.step, min(len(public), at * self.step + self.number))
-            for at, client in enumerate(clients)
-        }
-        invented = [Added({"instruction": "w30", "response": text}) for text in self.invented]
-        return {
-            client: [Added(public[row], row, 1 / (1 + row)) for row in own] or invented
-            for client, own in rows.items()
-        }
+        added = {}
+        for at, client in enumerate(clients):
+            rows = range(at * self.step, min(len(public), at * self.step + self.number))
+            invented = [Added({"instruction": "w30", "response": text}) for text in self.invented]
+            added[client] = [Added(public[row], row, 1 / (1 + row)) for row in rows] or invented
+        return added
 
     def record(self):
         return {"calls": self.calls}
@@ -66,10 +65,8 @@ def texts(module, client, words):
 def test_own_rows_come_first_then_those_added_best_first(build, words):
     module = build(Every(number=2))
     own = [[row["instruction"] for row in rows] for rows in module.augmentation.seen[0].values()]
-    assert texts(module, "c0", words) == [f"{w} ANSWER: x </s>" for w in own[0]] + [
-        "w10 ANSWER: y </s>",
-        "w11 ANSWER: y </s>",
-    ]
+    added = ["w10 ANSWER: y </s>", "w11 ANSWER: y </s>"]
+    assert texts(module, "c0", words) == [f"{w} ANSWER: x </s>" for w in own[0]] + added
     assert texts(module, "c1", words)[len(own[1]) :] == ["w11 ANSWER: y </s>", "w12 ANSWER: y </s>"]
     assert module.client_sizes() == {"c0": 6, "c1": 6}
     assert len(module.train_set) == len(module.train_lengths) == len(module.train_labelled) == 12
@@ -78,8 +75,7 @@ def test_own_rows_come_first_then_those_added_best_first(build, words):
 
 def test_a_public_row_of_several_clients_is_stored_once(build):
     module = build(Every(number=2, step=0))
-    assert len(module.train_set) == 12
-    assert len(module.train_set.encoded.table) == 8 + 2
+    assert (len(module.train_set), len(module.train_set.encoded.table)) == (12, 8 + 2)
 
 
 def test_lengths_are_those_of_the_rows(build):
@@ -110,10 +106,9 @@ def test_what_is_left_out_of_the_public_rows(build, caplog):
         {"instruction": "w12", "output": "x " * 30},
         {"instruction": "w13", "output": ""},
     ]
+    one = Partition("iid", 1)
     with caplog.at_level("INFO"):
-        module = build(
-            Every(number=9), own, [public[-1], *public], max_tokens=20, partition=Partition("iid", 1)
-        )
+        module = build(Every(number=9), own, [public[-1], *public], max_tokens=20, partition=one)
     assert [row["instruction"] for row in module.augmentation.seen[1]] == ["w10", "w11", "w10"]
     assert "4 public rows of 1 source; left out: 0 repeated, 1 equal to a client's, 0 asked in" in caplog.text
     assert "1 longer than max_tokens=20" in caplog.text
@@ -132,15 +127,12 @@ def test_questions_of_the_validation_are_not_public(build):
 
 def test_rows_drawn_as_private_leave_the_rest_public(build):
     module = build(Every(number=2), OWN, None, private_rows=4)
-    clients, public, _ = module.augmentation.seen
+    clients, public, _ = seen = module.augmentation.seen
     private = {row["instruction"] for rows in clients.values() for row in rows}
-    assert {client: len(rows) for client, rows in clients.items()} == {"c0": 2, "c1": 2}
+    assert [len(rows) for rows in (*clients.values(), public)] == [2, 2, 4]
     assert private | {row["instruction"] for row in public} == {f"w{i}" for i in range(8)}
-    assert len(public) == 4
-    again = build(Every(number=2), OWN, None, private_rows=4)
-    assert again.augmentation.seen == module.augmentation.seen
-    other = build(Every(number=2), OWN, None, private_rows=4, seed=1)
-    assert other.augmentation.seen[0] != module.augmentation.seen[0]
+    assert build(Every(number=2), OWN, None, private_rows=4).augmentation.seen == seen
+    assert build(Every(number=2), OWN, None, private_rows=4, seed=1).augmentation.seen[0] != clients
 
 
 def test_private_rows_and_further_sources(build, tmp_path):
@@ -163,9 +155,7 @@ def test_too_long_rows_are_not_drawn_as_private(build):
     seen = [row["instruction"] for rows in module.augmentation.seen[0].values() for row in rows]
     assert len(seen) == 5
     assert {int(word[1:]) % 2 for word in seen} == {0}
-    with pytest.raises(
-        ValueError, match=r"private_rows=7, but 6 of the 12 rows .*: lower private_rows or raise"
-    ):
+    with refusal(r"private_rows=7, but 6 of the 12 rows .*: lower private_rows or raise"):
         build(Every(number=2), own, None, private_rows=7, max_tokens=10)
 
 
@@ -180,13 +170,11 @@ def test_invented_rows(build, words, caplog):
         module = build(Inventor(number=2, invented=("z", "x " * 40)), public=None, max_tokens=12)
     assert texts(module, "c0", words)[-1] == "w30 ANSWER: z </s>"
     assert module.client_sizes() == {"c0": 5, "c1": 5}
-    assert (
-        "of the generated rows: 0 asked in validation or held out, 2 longer than max_tokens=12" in caplog.text
-    )
+    assert "rows: 0 asked in validation or held out, 2 longer than max_tokens=12" in caplog.text
 
 
 def test_an_empty_public_set_is_refused(build, tmp_path):
-    with pytest.raises(ValueError, match=r"Every selects from public rows, but there are none: set public_s"):
+    with refusal(r"Every selects from public rows, but there are none: set public_s"):
         build(Every(), public=None)
     with pytest.raises(RowsError, match=r"there are none.*left out: 0 public rows.*8 equal to a client's"):
         build(Every(), public=OWN)
@@ -197,26 +185,31 @@ def test_an_empty_public_set_is_refused(build, tmp_path):
 
 
 def test_settings_that_contradict_each_other_are_refused(build, tmp_path):
-    with pytest.raises(ValueError, match=r"public_split has 2 entries, but public_source has 1"):
+    with refusal(r"public_split has 2 entries, but public_source has 1"):
         build(Every(), public_split=["train", "test"])
-    with pytest.raises(ValueError, match=r"public_columns.0 has no 'response'"):
+    with refusal(r"public_columns.0 has no 'response'"):
         build(Every(), public_columns=[{"response": ""}])
-    with pytest.raises(ValueError, match=r"private_rows=0 must be at least 1"):
+    with refusal(r"private_rows=0 must be at least 1"):
         build(Every(), private_rows=0)
 
 
 def test_alpaca_rows_without_an_input_column(build):
     module = build(Every(number=1), template="alpaca", columns={**COLUMNS, "input": ""})
     assert module.public.rows[0] == {"instruction": "w10", "input": "", "response": "y"}
-    with pytest.raises(ValueError, match=r"columns has no 'instruction'. Set columns.instruction to"):
+    with refusal(r"columns has no 'instruction'. Set columns.instruction to"):
         build(Every(), columns={**COLUMNS, "instruction": ""})
 
 
-def test_the_record_saves_the_second_run_from_choosing_again(build, tmp_path, caplog):
-    folder = str(tmp_path / "record")
-    first = build(Every(number=2), augmentation_folder=folder)
+@pytest.fixture
+def record(build, tmp_path):
+    """Build with a folder for the record."""
+    return partial(build, augmentation_folder=str(tmp_path / "record"))
+
+
+def test_the_record_saves_the_second_run_from_choosing_again(record, tmp_path, caplog):
+    first = record(Every(number=2))
     with caplog.at_level("INFO"):
-        second = build(Every(number=2), augmentation_folder=folder)
+        second = record(Every(number=2))
     assert (first.augmentation.calls, second.augmentation.calls) == (1, 0)
     assert second.added == first.added
     assert "rows added by an earlier run with the same settings" in caplog.text
@@ -244,30 +237,26 @@ def test_the_record_saves_the_second_run_from_choosing_again(build, tmp_path, ca
         ({"template": "{instruction} ANSWER:"}, "template"),
     ],
 )
-def test_what_changes_the_rows_is_chosen_anew(build, tmp_path, caplog, change, named):
-    build(Every(number=2), augmentation_folder=str(tmp_path / "record"))
+def test_what_changes_the_rows_is_chosen_anew(record, caplog, change, named):
+    record(Every(number=2))
     with caplog.at_level("INFO"):
-        module = build(Every(number=2), augmentation_folder=str(tmp_path / "record"), **change)
-    assert module.augmentation.calls == 1
+        assert record(Every(number=2), **change).augmentation.calls == 1
     assert f"not used: made with other {named}\n" in caplog.text
-    again = build(Every(number=2), augmentation_folder=str(tmp_path / "record"), **change)
-    assert again.augmentation.calls == 0
+    assert record(Every(number=2), **change).augmentation.calls == 0
 
 
-def test_another_augmentation_is_asked_anew(build, tmp_path):
+def test_another_augmentation_is_asked_anew(record):
     for augmentation, calls in ((Every(2), 1), (Every(3), 1), (Every(3), 0), (Every(3, step=2), 1)):
-        build(augmentation, augmentation_folder=str(tmp_path / "record"))
-        assert augmentation.calls == calls
+        assert record(augmentation).augmentation.calls == calls
 
 
 @pytest.mark.parametrize("damage", ["added.jsonl", "settings.json"])
-def test_a_damaged_record_is_not_used(build, tmp_path, caplog, damage):
-    build(Every(number=2), augmentation_folder=str(tmp_path / "record"))
+def test_a_damaged_record_is_not_used(record, tmp_path, caplog, damage):
+    record(Every(number=2))
     file = tmp_path / "record" / damage
     file.write_bytes(file.read_bytes()[:-20])
     with caplog.at_level("INFO"):
-        module = build(Every(number=2), augmentation_folder=str(tmp_path / "record"))
-    assert module.augmentation.calls == 1
+        assert record(Every(number=2)).augmentation.calls == 1
     assert f"not used: {damage} is damaged" in caplog.text
 
 
@@ -280,8 +269,6 @@ def test_a_folder_that_takes_no_record_is_refused_before_anything_is_chosen(buil
 
 
 def test_rows_that_a_clients_rows_choose_are_not_by_lot(build):
-    with pytest.raises(
-        ValueError, match=r"what Every learns from a client's rows: leave data\.augmentation out"
-    ):
+    with refusal(r"what Every learns from a client's rows: leave data\.augmentation out"):
         build(Every()).draw_by_lot()
     build(None).draw_by_lot()

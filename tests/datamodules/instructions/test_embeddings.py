@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from nested import nested
+from refusals import refusal
 from tiny_world import write_rows
 
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
@@ -16,10 +17,7 @@ NUMBER = 40
 @pytest.fixture
 def rows(tmp_path):
     """Forty texts, of which one comes twice and one is empty."""
-    lines = [
-        {"task": f"sort list {i}", "input": "abc" if i % 2 else "", "output": f"answer {i}"}
-        for i in range(NUMBER)
-    ]
+    lines = [{"task": f"sort list {i}", "input": "abc" * (i % 2), "output": f"a {i}"} for i in range(NUMBER)]
     lines += [lines[0], {"task": "", "input": "", "output": "x"}]
     return write_rows(tmp_path / "rows.jsonl", lines)
 
@@ -43,9 +41,8 @@ def all_rows(data):
 def test_every_distinct_text_is_there_once_with_both_vectors(rows):
     small, large = all_rows(make(rows))
     texts = [f"sort list {i}" + ("\nabc" if i % 2 else "") for i in range(NUMBER)]
-    expected = np.concatenate(
-        [HashedEncoder(16).encode(texts), HashedEncoder(32, seed=1).encode(texts)], axis=1
-    )
+    encoders = HashedEncoder(16), HashedEncoder(32, seed=1)
+    expected = np.concatenate([encoder.encode(texts) for encoder in encoders], axis=1)
     found = np.concatenate([small, large], axis=1)
     assert found.shape == (NUMBER, 48)
     order = np.lexsort(expected.T), np.lexsort(found.T)
@@ -53,20 +50,19 @@ def test_every_distinct_text_is_there_once_with_both_vectors(rows):
 
 
 def test_batches_are_shuffled_by_the_seed_and_none_has_one_text(rows):
-    data = make(rows, val_share=0.425)  # 17 held out, 23 to train on
-    data.setup("fit")
+    def ready(**options):
+        data = make(rows, val_share=0.425, **options)  # 17 held out, 23 to train on
+        data.setup("fit")
+        return data
+
+    data, few = ready(), ready(val_max=5)
     train, val = list(data.train_dataloader()), list(data.val_dataloader())
     assert [len(batch["small"]) for batch in train] == [8, 8]
     assert [len(batch["large"]) for batch in val] == [9, 8]
-    few = make(rows, val_share=0.425, val_max=5)
-    few.setup("fit")
     assert [len(few.val_set), len(few.train_set)] == [5, NUMBER - 5]
-    again = make(rows, val_share=0.425)
-    again.setup("fit")
-    assert all((a["small"] == b["small"]).all() for a, b in zip(train, again.train_dataloader(), strict=True))
-    other = make(rows, val_share=0.425, seed=1)
-    other.setup("fit")
-    assert (next(iter(other.train_dataloader()))["small"] != train[0]["small"]).any()
+    again, other = (list(ready(seed=seed).train_dataloader()) for seed in (0, 1))
+    assert all((a["small"] == b["small"]).all() for a, b in zip(train, again, strict=True))
+    assert (other[0]["small"] != train[0]["small"]).any()
 
 
 def test_several_sources_each_with_its_columns(rows, tmp_path):
@@ -84,11 +80,10 @@ def test_the_rest_of_a_domain_whose_rows_are_in_part_private(rows, tmp_path):
     own += [{"instruction": f"sort list {number}", "input": "", "response": "x"} for number in (0, 2)]
     AugmentationRecord(tmp_path).write({}, {"u": own[:2], "v": own[2:]}, {}, [], {})
     small, _ = all_rows(make(rows, private=str(tmp_path)))
-    left = HashedEncoder(16).encode(
-        [f"sort list {number}" + ("\nabc" if number % 2 else "") for number in range(3, NUMBER)]
-    )
+    texts = [f"sort list {number}" + "\nabc" * (number % 2) for number in range(3, NUMBER)]
+    left = HashedEncoder(16).encode(texts)
     np.testing.assert_array_equal(small[np.lexsort(small.T)], left[np.lexsort(left.T)])
-    with pytest.raises(ValueError, match=r"nowhere/private\.jsonl: there is no such file: give the augment"):
+    with refusal(r"nowhere/private\.jsonl: there is no such file: give the augment"):
         make(rows, private=str(tmp_path / "nowhere")).setup("fit")
 
 
@@ -112,20 +107,18 @@ class Refusing(HashedEncoder):
 def test_a_projector_of_other_dimensions_is_refused_before_encoding(rows):
     data = EmbeddingDataModule(Refusing(16), Refusing(32), rows, columns=COLUMNS)
     data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(dimensions=(16, 64)))
-    with pytest.raises(ValueError, match=r"set model\.small_dimension=16 and model\.large_dimension=32"):
+    with refusal(r"set model\.small_dimension=16 and model\.large_dimension=32"):
         data.setup("fit")
 
 
 def test_what_does_not_fit_is_refused(rows):
-    with pytest.raises(ValueError, match="batch_size=1 must be at least 2"):
+    with refusal("batch_size=1 must be at least 2"):
         make(rows, batch_size=1)
-    with pytest.raises(ValueError, match=r"must lie in \[0, 1\) and val_max=1 must be at least 2"):
+    with refusal(r"must lie in \[0, 1\) and val_max=1 must be at least 2"):
         make(rows, val_max=1)
-    with pytest.raises(ValueError, match="columns has 1 mappings for 2 sources"):
+    with refusal("columns has 1 mappings for 2 sources"):
         make([rows, rows], columns=[COLUMNS])
-    with pytest.raises(
-        ValueError, match=r"40 texts with val_share=0\.02 leave 39 for training and 1 for validation"
-    ):
+    with refusal(r"40 texts with val_share=0\.02 leave 39 for training and 1 for validation"):
         make(rows, val_share=0.02).setup("fit")
     with pytest.raises(RowsError, match=r"names no slot to encode: set columns\.instruction"):
         make(rows, columns={"response": "output"}).setup("fit")

@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 
 from fedlight.datamodules.clients.partition import Partition
@@ -42,10 +44,7 @@ def test_padding_has_no_loss_and_no_attention(build):
 
 
 def test_alpaca_template_with_and_without_input(build):
-    rows = [
-        {"instruction": "w0", "input": "w1", "output": "x"},
-        {"instruction": "w0", "input": "", "output": "x"},
-    ]
+    rows = [{"instruction": "w0", "input": given, "output": "x"} for given in ("w1", "")]
     datamodule = build(rows, template="alpaca", columns={"input": "input"}, val_share=0.0)
     with_input, without = (datamodule.train_set[i] for i in range(2))
     # "## Input:" and its text are three words more, "paired with an input that provides further context" eight more.
@@ -53,11 +52,8 @@ def test_alpaca_template_with_and_without_input(build):
 
 
 def test_alpaca_joined_has_the_input_behind_the_instruction(build):
-    rows = [
-        {"instruction": "w0", "input": "w1 w2", "output": "x"},
-        {"instruction": "w0", "input": "", "output": "x"},
-        {"instruction": "w0 w1 w2", "input": "", "output": "x"},
-    ]
+    asked = [("w0", "w1 w2"), ("w0", ""), ("w0 w1 w2", "")]
+    rows = [{"instruction": text, "input": given, "output": "x"} for text, given in asked]
     datamodule = build(rows, template="alpaca_joined", columns={"input": "input"}, val_share=0.0)
     joined, short, written = (datamodule.train_set[i] for i in range(3))
     assert joined["prompt_length"] - short["prompt_length"] == 2
@@ -86,16 +82,12 @@ def test_a_mapped_client_column_says_whose_rows_are_whose(build):
 
 
 def test_errors_of_the_client_column_name_its_key(build):
-    with pytest.raises(
-        RowsError, match=r"no column 'tsak' \(mapped to 'client'\).* Set columns\.client to one of them"
-    ):
+    with pytest.raises(RowsError, match=r"no column 'tsak' \(mapped to 'client'\).* Set columns\.client to"):
         build(columns={"client": "tsak"})
     with pytest.raises(ValueError, match=r"partition.by=client .* for example columns.client: worker"):
         build(columns={"client": ""}, partition=Partition("client"))
     rows = [row | {"task": None} for row in make_rows()]
-    with pytest.raises(
-        RowsError, match=r"each of the 24 rows has an empty value: columns.client=task in 24. Map"
-    ):
+    with pytest.raises(RowsError, match=r"24 rows has an empty value: columns.client=task in 24. Map"):
         build(rows, columns={"client": "task"})
 
 
@@ -103,19 +95,15 @@ def test_answers_to_one_prompt_stay_on_one_side(build):
     rows = [{"instruction": f"w{i // 2}", "output": "x" if i % 2 else "y"} for i in range(20)]
     datamodule = build(rows, val_share=0.3)
     trained, scored = (
-        {int(e["ids"][2]) for e in dataset} for dataset in (datamodule.train_set, datamodule.val_set)
+        {int(e["ids"][2]) for e in part} for part in (datamodule.train_set, datamodule.val_set)
     )
     assert not trained & scored
     assert len(scored) == 3
 
 
 def test_missing_repeated_and_too_long_rows(build, caplog):
-    rows = [
-        *make_rows(4),
-        make_rows(1)[0],
-        {**make_rows(1)[0], "output": ""},
-        {**make_rows(1)[0], "output": "x " * 50},
-    ]
+    (first,) = make_rows(1)
+    rows = [*make_rows(4), first, {**first, "output": ""}, {**first, "output": "x " * 50}]
     with caplog.at_level("INFO"):
         datamodule = build(rows, val_share=0.0, max_tokens=10)
     assert len(datamodule.train_set) == 4
@@ -123,9 +111,7 @@ def test_missing_repeated_and_too_long_rows(build, caplog):
     assert "7 rows, 5 examples; left out: 1 missing, 1 duplicates" in caplog.text
     with pytest.raises(RowsError, match=r"no example fits into max_tokens=4"):
         build(max_tokens=4)
-    with pytest.raises(
-        RowsError, match=r"each of the 1 rows has an empty value: columns.response=output in 1"
-    ):
+    with pytest.raises(RowsError, match=r"1 rows has an empty value: columns.response=output in 1"):
         build([{"instruction": "w0", "output": ""}])
 
 
@@ -137,9 +123,7 @@ def test_held_out_rows(build):
 
 
 def test_columns_are_checked(build):
-    with pytest.raises(
-        RowsError, match=r"no column 'answer' \(mapped to 'response'\).*instruction, input, output"
-    ):
+    with pytest.raises(RowsError, match=r"no column 'answer' \(mapped to 'response'\).*instruction, input"):
         build(columns={"response": "answer"})
     with pytest.raises(ValueError, match=r"columns has no 'response'. Set columns.response to the column"):
         build(columns={"response": ""})
@@ -163,13 +147,8 @@ def test_text_that_the_tokenizer_does_not_know_is_told_or_refused(build, unknown
     """Of 40 tokens: above a fifth of unknown ones there is a warning, above a half an error."""
     words = ["nie"] * unknown + ["w1"] * (40 - unknown)
     rows = [{"instruction": " ".join(words[:10]), "output": " ".join(words[10:])}]
-    if expected is None:
-        build(rows, val_share=0.0)
-        return
-    share = f"{unknown / 40:.0%}"
-    with pytest.raises(
-        expected, match=rf"{share} of the text is unknown to the tokenizer .*set the model, and the tokenizer"
-    ):
+    told = rf"{unknown / 40:.0%} of the text is unknown to the tokenizer .*set the model"
+    with pytest.raises(expected, match=told) if expected else nullcontext():
         build(rows, val_share=0.0)
 
 
@@ -180,6 +159,4 @@ def test_validation_rows_that_are_trained_on_are_counted(tiny_model):
     ]
     data = InstructionDataModule(rows, tokenizer=tiny_model, batch_size=2)
     data.setup("fit")
-    assert "training 2, validation 2 examples (1 also trained on, of clients with one alone);" in str(
-        data.report
-    )
+    assert "validation 2 examples (1 also trained on, of clients with one alone);" in str(data.report)

@@ -17,14 +17,8 @@ OWN = {"instruction": "question", "response": "output"}
     ],
 )
 def test_the_setting_is_named(tmp_path, made, public_columns, column, setting):
-    public = write_rows(tmp_path / "public.jsonl", [{"instruction": "w9", "output": "y"}])
     options = {"augmentation": RandomSampling(number=1), "template": "{instruction}", "columns": OWN}
+    options["public_source"] = write_rows(tmp_path / "public.jsonl", [{"instruction": "w9", "output": "y"}])
     rows = [{"question": f"w{i}", "output": "x"} for i in range(4)]
     with pytest.raises(RowsError, match=rf"no column '{column}'.*Set {setting}.instruction to one of them"):
-        made(
-            AugmentedInstructionDataModule,
-            rows,
-            public_source=public,
-            public_columns=public_columns,
-            **options,
-        )
+        made(AugmentedInstructionDataModule, rows, public_columns=public_columns, **options)

@@ -65,42 +65,41 @@ def test_the_best_are_chosen_by_the_model_that_chooses(build, words):
     assert set(sum(texts(module, words, Visit("c0", 4, "synthetic")), [])) == {line(0), line(2), line(4)}
 
 
-@pytest.mark.parametrize(
-    ("score", "chosen"), [("ifs", {1, 3, 5}), ("ppl", {1, 3, 5}), ("ifd", {0, 2, 4}), ("random", None)]
-)
-def test_directions_of_the_scores(build, words, score, chosen):
-    module, scorer = build(keep=3, score=score), Scorer([5.0, 1.0, 4.0, 2.0, 9.0, 3.0])
+def chosen(module, words, scorer):
+    """What a client chooses in round 0."""
     module.synthesize(0, ["c0"], scorer)
     module.choose("c0", scorer)
-    found = set(sum(texts(module, words, Visit("c0", 6, "synthetic")), []))
-    if chosen is not None:
-        assert found == {line(n) for n in chosen}
-        return
+    return set(sum(texts(module, words, Visit("c0", 6, "synthetic")), []))
+
+
+@pytest.mark.parametrize(("score", "best"), [("ifs", {1, 3, 5}), ("ppl", {1, 3, 5}), ("ifd", {0, 2, 4})])
+def test_directions_of_the_scores(build, words, score, best):
+    scorer = Scorer([5.0, 1.0, 4.0, 2.0, 9.0, 3.0])
+    assert chosen(build(keep=3, score=score), words, scorer) == {line(n) for n in best}
+
+
+def test_random_choices_ask_no_model_and_follow_from_the_seed(build, words):
+    scorer = Scorer()
+    first, again, *others = (
+        chosen(build(keep=3, score="random", seed=seed), words, scorer) for seed in (0, 0, 1, 2, 3, 4)
+    )
     assert scorer.asked == []
-    assert len(found) == 3
-    again = build(keep=3, score=score)
-    again.synthesize(0, ["c0"], scorer)
-    again.choose("c0", scorer)
-    assert set(sum(texts(again, words, Visit("c0", 6, "synthetic")), [])) == found
-    others = [build(keep=3, score=score, seed=seed) for seed in range(1, 5)]
-    for other in others:
-        other.synthesize(0, ["c0"], scorer)
-        other.choose("c0", scorer)
-    assert any(set(sum(texts(one, words, Visit("c0", 6, "synthetic")), [])) != found for one in others)
+    assert first == again
+    assert len(first) == 3
+    assert any(other != first for other in others)
 
 
 def test_random_choices_differ_by_round_and_by_client(build):
     module = build(Listed(sizes=(6, 6)), keep=3, score="random")
-    chosen = {}
+    drawn = {"c0": [], "c1": []}
     for round_idx in range(6):
         module.synthesize(round_idx, ["c0", "c1"], Scorer())
-        for client in ("c0", "c1"):
+        for client, own in drawn.items():
             module.choose(client, Scorer())
             first = module.plan.indices(client, "synthetic") - module._pool.positions[client][0]
-            chosen[round_idx, client] = tuple(first)
-    for client in ("c0", "c1"):
-        assert len({chosen[round_idx, client] for round_idx in range(6)}) > 1
-    assert any(chosen[round_idx, "c0"] != chosen[round_idx, "c1"] for round_idx in range(6))
+            own.append(tuple(first))
+    assert min(len({*own}) for own in drawn.values()) > 1
+    assert drawn["c0"] != drawn["c1"]
 
 
 def test_scores_that_are_not_finite_never_win_and_are_counted(build, words, caplog):
@@ -127,11 +126,8 @@ def test_batches_of_a_visit_wait_until_it_begins(build, words):
     next(batches)
     module.choose("c0", Scorer([9.0, 9.0, 9.0, 1.0, 9.0, 2.0]))
     (batch,) = batches
-    shown = sorted(
-        words(module.tokenizer, row[seen.bool()])
-        for row, seen in zip(batch["input_ids"], batch["attention_mask"], strict=True)
-    )
-    assert shown == [line(3), line(5)]
+    seen = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
+    assert sorted(words(module.tokenizer, row[mask]) for row, mask in seen) == [line(3), line(5)]
     assert "weights" not in batch
 
 
@@ -188,9 +184,8 @@ def test_too_long_candidates_are_dropped_and_counted_never_cut(build, words, cap
         module = build(keep=None, max_tokens=8)
         module.synthesize(0, ["c0", "c1"], Scorer())
     assert module.num_synthetic("c0") == 3  # <s> POST: w22 ANSWER: y y y </s>
-    assert module.synthesis_metrics() == {
-        **{"tried": 9.0, "survived": 5.0, "dropped/too_long": 3.0, "scores_not_finite": 0.0}
-    }
+    metrics = {"tried": 9.0, "survived": 5.0, "dropped/too_long": 3.0, "scores_not_finite": 0.0}
+    assert module.synthesis_metrics() == metrics
     assert "round 1: 2 clients made 5 candidates in 9 tries (dropped: 3 too long)" in caplog.text
     found = set(sum(texts(module, words, Visit("c0", 2, "synthetic")), []))
     assert found <= {line(0), line(1), line(2)}
@@ -230,24 +225,18 @@ def test_a_new_round_forgets_the_others_a_further_call_in_it_does_not(build):
     assert module.synthesis_metrics() == {"tried": 0.0, "survived": 0.0, "scores_not_finite": 0.0}
 
 
-def test_without_an_algorithm_that_asks_it_is_an_instruction_datamodule(build):
-    module, plain = build(), build(kind=InstructionDataModule)
+@pytest.mark.parametrize("synthesizes", [False, True])
+def test_own_visits_are_those_of_an_instruction_datamodule(build, synthesizes):
+    module, plain = build(keep=None), build(kind=InstructionDataModule)
+    np.testing.assert_array_equal(module.train_lengths, plain.train_lengths)
+    if synthesizes:
+        module.synthesize(5, ["c0", "c1"], Scorer())
     for one in (module, plain):
         one.set_visits([Visit("c1", 3), Visit("c0", 2)], 5)
     for mine, other in zip(module.train_dataloader(), plain.train_dataloader(), strict=True):
         assert mine.keys() == other.keys()
         assert all(mine[name].equal(other[name]) for name in mine)
-    np.testing.assert_array_equal(module.train_lengths, plain.train_lengths)
     assert module.num_batches("c0") == plain.num_batches("c0") == 2
-
-
-def test_own_visits_are_the_same_with_and_without_candidates(build):
-    with_some, without = build(keep=None), build()
-    with_some.synthesize(2, ["c0", "c1"], Scorer())
-    for one in (with_some, without):
-        one.set_visits([Visit("c1", 3)], 2)
-    for mine, other in zip(with_some.train_dataloader(), without.train_dataloader(), strict=True):
-        assert mine["input_ids"].equal(other["input_ids"])
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 from plain_lightning import trainer
 from tiny_world import write_rows
@@ -21,8 +23,15 @@ def rows(tmp_path):
     return write_rows(tmp_path / "rows.jsonl", ROWS)
 
 
-def tasks(rows, **options):
-    return {"walls": ExactMatch(TaskRows(rows, columns={"response": "output"}), max_new_tokens=3, **options)}
+def tasks(rows):
+    return {"walls": ExactMatch(TaskRows(rows, columns={"response": "output"}), max_new_tokens=3)}
+
+
+def numbers_of(model, data, folder):
+    """What the test of an untrained model writes down."""
+    fit = trainer(1, [TaskScores()], default_root_dir=folder)
+    [numbers] = fit.test(SFTModule(model), datamodule=data, verbose=False)
+    return numbers
 
 
 def test_the_batches_are_those_of_instruction_data(rows, tiny_model):
@@ -40,10 +49,7 @@ def test_the_loss_and_the_scores(rows, tiny_model, tmp_path):
     module = SFTModule(tiny_model)
     other = InstructionDataModule(rows, split=Split(test_source=rows), tokenizer=tiny_model)
     [plain] = trainer(1).test(module, datamodule=other, verbose=False)
-    data = TaskDataModule(tasks(rows), tokenizer=tiny_model, loss=True)
-    [numbers] = trainer(1, [TaskScores()], default_root_dir=tmp_path).test(
-        module, datamodule=data, verbose=False
-    )
+    numbers = numbers_of(tiny_model, TaskDataModule(tasks(rows), tokenizer=tiny_model, loss=True), tmp_path)
     assert numbers["test/loss"] == pytest.approx(plain["test/loss"])
     assert numbers["score/walls"] == tasks(rows)["walls"].run(module).mean
     assert len((tmp_path / "tasks/test/walls.jsonl").read_text().splitlines()) == 4
@@ -51,26 +57,19 @@ def test_the_loss_and_the_scores(rows, tiny_model, tmp_path):
 
 def test_no_loss_is_computed_unless_it_is_asked_for(rows, tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(SFTModule, "example_losses", None)
-    data = TaskDataModule(tasks(rows), tokenizer=tiny_model)
-    [numbers] = trainer(1, [TaskScores()], default_root_dir=tmp_path).test(
-        SFTModule(tiny_model), datamodule=data, verbose=False
-    )
+    numbers = numbers_of(tiny_model, TaskDataModule(tasks(rows), tokenizer=tiny_model), tmp_path)
     assert "test/loss" not in numbers
     assert {"score/walls", "low/walls", "high/walls"} <= numbers.keys()
 
 
 def test_what_is_too_long_is_left_out_of_the_loss_alone(rows, tiny_model, tmp_path):
-    data = TaskDataModule(tasks(rows), tokenizer=tiny_model, max_tokens=1, loss=True)
+    build = partial(TaskDataModule, tasks(rows), tokenizer=tiny_model, loss=True)
     with pytest.raises(ValueError, match="walls: no example fits into max_tokens=1"):
-        data.setup("test")
-    lengths = TaskDataModule(tasks(rows), tokenizer=tiny_model, loss=True)
-    lengths.setup("test")
-    shorter = TaskDataModule(
-        tasks(rows), tokenizer=tiny_model, max_tokens=int(lengths.test_set.lengths.min()), loss=True
-    )
-    trainer(1, [TaskScores()], default_root_dir=tmp_path).test(
-        SFTModule(tiny_model), datamodule=shorter, verbose=False
-    )
+        build(max_tokens=1).setup("test")
+    whole = build()
+    whole.setup("test")
+    shorter = build(max_tokens=int(whole.test_set.lengths.min()))
+    numbers_of(tiny_model, shorter, tmp_path)
     assert 0 < len(shorter.test_set) < 4
     assert len((tmp_path / "tasks/test/walls.jsonl").read_text().splitlines()) == 4
 

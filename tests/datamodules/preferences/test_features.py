@@ -1,4 +1,4 @@
-import csv
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from nested import nested
 from stacked import assert_same_rows, fit, furthest
+from tiny_world import table
 
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
@@ -48,10 +49,11 @@ def selector(**options):
     return FeatureSelectorModule(**{"optimizer": Optimization(name="SGD"), "lr": 0.5, **options})
 
 
-@pytest.fixture
-def build(tmp_path):
-    write_rows(rows(), tmp_path / "votes.jsonl")
-    return partial(of_votes, str(tmp_path / "votes.jsonl"))
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    file = tmp_path_factory.mktemp("votes") / "votes.jsonl"
+    write_rows(rows(), file)
+    return partial(of_votes, str(file))
 
 
 def test_examples_are_the_vectors_of_both_answers(build):
@@ -63,10 +65,8 @@ def test_examples_are_the_vectors_of_both_answers(build):
         vectors = encoder.encode([row["response_a"], row["response_b"]])
         better = (vectors[0] - vectors[1]) * (-1 if row["choice"] == "b" else 1)
         by_client.setdefault(row["client"], set()).add((better.round(5) + 0.0).tobytes())
-    for examples, clients in (
-        (data.train_set, data.client_indices),
-        (data.test_set, data.test_client_indices),
-    ):
+    sides = (data.train_set, data.client_indices), (data.test_set, data.test_client_indices)
+    for examples, clients in sides:
         assert clients.keys() == by_client.keys()
         for client, indices in clients.items():
             batch = data.collate([examples[index] for index in indices])
@@ -78,11 +78,8 @@ def test_examples_are_the_vectors_of_both_answers(build):
 
 
 def test_each_text_is_encoded_once_and_validation_pairs_are_others(build, monkeypatch):
-    asked = []
-    encode = HashedEncoder.encode
-    monkeypatch.setattr(
-        HashedEncoder, "encode", lambda self, texts: asked.append(texts) or encode(self, texts)
-    )
+    asked, encode = [], HashedEncoder.encode
+    monkeypatch.setattr(HashedEncoder, "encode", lambda own, texts: asked.append(texts) or encode(own, texts))
     data = build()
     data.setup("fit")
     assert [sorted(texts) for texts in asked] == [sorted(TEXTS)]
@@ -102,14 +99,23 @@ def test_settings_that_do_not_go_together(build):
         build(encoder="")
 
 
-def test_a_dry_run_looks_for_the_encoder():
-    settings = {"format": {"form": "features", "encoder": "org/encoder"}}
-    assert [need.name for need in PreferenceDataModule.requires(settings)] == ["org/encoder"]
-    assert [*PreferenceDataModule.requires({"format": {"form": "features", "encoder": ""}})] == [
-        Model("", is_encoder=True)
-    ]
-    assert not [*PreferenceDataModule.requires({"format": {"form": "pair", "encoder": "org/encoder"}})]
-    assert not [*PreferenceDataModule.requires({"format": {"form": "features", "encoder": "hashed"}})]
+@pytest.mark.parametrize(
+    ("form", "encoder", "needed"),
+    [
+        ("features", "o/e", True),
+        ("features", "", True),
+        ("pair", "o/e", False),
+        ("features", "hashed", False),
+    ],
+)
+def test_a_dry_run_looks_for_the_encoder(form, encoder, needed):
+    needs = [*PreferenceDataModule.requires({"format": {"form": form, "encoder": encoder}})]
+    assert needs == [Model(encoder, is_encoder=True)] * needed
+
+
+def accuracies(folder):
+    """Of each client's own model, from the table of clients."""
+    return {row["client"]: float(row["own_accuracy"]) for row in table(folder / "clients.csv")}
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
@@ -145,11 +151,10 @@ def test_clients_of_several_heads_share_a_batch(build, hidden):
 
 
 def test_own_model_of_a_grouped_client_is_its_selector(build, tmp_path):
-    source = build().train_rows[0]
     module = selector(num_adapters=2)
     algorithm = FedBiscuit(1, 1, NearestGroups(), weighting="normalized")
     accuracy = ClientAccuracy(str(tmp_path / "clients.csv"), own_models=True)
-    data = build(test_source=source)
+    data = build(test_source=build().train_rows[0])
     fit(module, data, rounds=6, algorithm=algorithm, callbacks=[accuracy])
     weights = [head.head.weight[0].detach() for head in module.heads.values()]
     expected = {}
@@ -157,10 +162,9 @@ def test_own_model_of_a_grouped_client_is_its_selector(build, tmp_path):
         batch = data.collate([data.test_set[index] for index in indices])
         chosen = (batch["features"] @ weights[algorithm.groups[client]]).argmax(dim=1)
         expected[client] = (chosen == batch["labels"]).float().mean().item()
-    with (tmp_path / "clients.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["client"]: float(row["own_accuracy"]) for row in rows} == pytest.approx(expected)
-    assert {row["client"]: int(row["selector"]) for row in rows} == algorithm.groups
+    assert accuracies(tmp_path) == pytest.approx(expected)
+    selectors = {row["client"]: int(row["selector"]) for row in table(tmp_path / "clients.csv")}
+    assert selectors == algorithm.groups
     assert {algorithm.groups["p0"], algorithm.groups["p1"]} == {0, 1}
     assert accuracy.summary["own/client_mean"] == pytest.approx(np.mean([*expected.values()]))
 
@@ -208,9 +212,7 @@ def test_own_model_of_a_client_with_weights_is_the_mixture(build, tmp_path):
         chosen = (pi[0] * of_b[0] + pi[1] * of_b[1] > 0.5).long()
         expected[client] = (chosen == batch["labels"]).float().mean().item()
     assert any(min(pi) > 0.01 for pi in algorithm.weights.values())
-    with (tmp_path / "clients.csv").open(newline="") as file:
-        found = {row["client"]: float(row["own_accuracy"]) for row in csv.DictReader(file)}
-    assert found == pytest.approx(expected)
+    assert accuracies(tmp_path) == pytest.approx(expected)
 
 
 def opposite(file):
@@ -219,54 +221,44 @@ def opposite(file):
     return str(file)
 
 
-OTHERS = {
-    "lr": (
-        {"lr": 0.25},
-        {},
-        r"the checkpoint was trained with lr=0\.5 and goes on with it, not with lr=0\.25",
-    ),
-    "optimizer": ({"optimizer": Optimization("Adam")}, {}, r"trained with optimizer\.name=SGD"),
-    "encoder": ({}, {"encoder": HashedEncoder(seed=1)}, r"trained with data\.client_examples="),
-    "votes": ({}, {"source": opposite}, r"trained with data\.client_examples="),
-    "lam": (
-        {},
-        {"algorithm": Ditto(0.2)},
-        r"trained with federated\.algorithm\.lam=0\.1.*not with.*lam=0\.2",
-    ),
-    "algorithm": ({}, {"algorithm": FedRep()}, r"trained with federated\.algorithm=fedlight\.Ditto"),
-}
+def run(build, folder, source=None, encoder=None, algorithm=None, goes_on=True, **of_module):
+    """Weights after training, from the first round's checkpoint if it goes on."""
+    data, module = build(val_share=0), selector(hidden=2, **of_module)
+    if source is not None:
+        data.train_rows = (source(folder / "others.jsonl"), "train")
+    data.encoder = encoder or data.encoder
+    save = {"filename": "{epoch}", "save_top_k": -1, "save_on_train_epoch_end": True}
+    options = {"callbacks": [ModelCheckpoint(folder / "saved", **save)]}
+    options["ckpt_path"] = folder / "saved/epoch=0.ckpt" if goes_on else None
+    options["settings"] = {"enable_checkpointing": True, "default_root_dir": folder}
+    fit(module, data, algorithm=algorithm or Ditto(0.1), **options)
+    return dict(module.named_parameters())
+
+
+@pytest.fixture(scope="module")
+def started(build, tmp_path_factory):
+    """Folder and weights of a run."""
+    folder = tmp_path_factory.mktemp("started")
+    return folder, run(build, folder, goes_on=False)
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_run_goes_on_with_the_same_settings_encoder_and_votes_alone(build, tmp_path, name):
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({}, None),
+        ({"lr": 0.25}, r"the checkpoint was trained with lr=0\.5 and goes on with it, not with lr=0\.25"),
+        ({"optimizer": Optimization("Adam")}, r"trained with optimizer\.name=SGD"),
+        ({"encoder": HashedEncoder(seed=1)}, r"trained with data\.client_examples="),
+        ({"source": opposite}, r"trained with data\.client_examples="),
+        ({"algorithm": Ditto(0.2)}, r"trained with federated\.algorithm\.lam=0\.1.*not with.*lam=0\.2"),
+        ({"algorithm": FedRep()}, r"trained with federated\.algorithm=fedlight\.Ditto"),
+    ],
+)
+def test_a_run_goes_on_with_the_same_settings_encoder_and_votes_alone(build, started, other, message):
     """Features have no lengths by which other examples would be noticed."""
-    of_module, others, message = OTHERS[name]
-
-    def run(of_module, others, ckpt_path=None):
-        data = build(val_share=0)
-        if "source" in others:
-            data.train_rows = (others["source"](tmp_path / "others.jsonl"), "train")
-        data.encoder = others.get("encoder", data.encoder)
-        module = selector(hidden=2, **of_module)
-        save = ModelCheckpoint(
-            tmp_path / "saved", filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True
-        )
-        fit(
-            module,
-            data,
-            algorithm=others.get("algorithm") or Ditto(0.1),
-            callbacks=[save],
-            settings={"enable_checkpointing": True, "default_root_dir": tmp_path},
-            ckpt_path=ckpt_path,
-        )
-        return module
-
-    whole = run({}, {})
-    again = run({}, {}, tmp_path / "saved/epoch=0.ckpt")
-    assert furthest(dict(whole.named_parameters()), dict(again.named_parameters())) == 0
-    with pytest.raises(ValueError, match=message):
-        run(of_module, others, tmp_path / "saved/epoch=0.ckpt")
+    with pytest.raises(ValueError, match=message) if other else nullcontext():
+        assert furthest(started[1], run(build, started[0], **other)) == 0
 
 
 def with_clients_of_another_group_tested(build, tmp_path, num_adapters, **options):
@@ -293,9 +285,7 @@ def test_groups_of_clients_that_are_only_tested_do_not_number_the_others(build, 
 def test_a_client_outside_of_the_groups_is_named_where_nobody_votes_for_it(build, tmp_path, caplog):
     *_, accuracy = with_clients_of_another_group_tested(build, tmp_path, 2, own_models=True)
     assert not accuracy.summary
-    assert (
-        "client 'p0' of the test examples was in no grouping, and an even number of selectors" in caplog.text
-    )
+    assert "client 'p0' of the test examples was in no grouping, and an even number of" in caplog.text
     assert "gives no 'correct'" not in caplog.text
     *_, accuracy = with_clients_of_another_group_tested(build, tmp_path, 3, own_models=True)
     assert accuracy.summary["own/without_own_model"] == 2  # p0 and p2 are tested with the vote

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from nested import nested
+from refusals import refusal
 from tiny_world import write_rows
 
 from fedlight.datamodules.preferences.completions import CompletionPairDataModule
@@ -44,11 +45,9 @@ def test_both_orders_cancel_a_taste_for_the_first_position():
 def test_majority_counts_selectors_not_confidence():
     sure, unsure = [-0.01, -5.0], [-0.8, -0.6]
     assert majority(np.array([[sure], [unsure], [unsure]])).tolist() == [1]
-    with pytest.raises(
-        ValueError, match=r"2 selectors vote: an even number can tie; use an odd number, for example 3"
-    ):
+    with refusal(r"2 selectors vote: an even number can tie; use an odd number, for example 3"):
         majority(np.zeros((2, 4, 2)))
-    with pytest.raises(ValueError, match=r"0 selectors vote"):
+    with refusal(r"0 selectors vote"):
         majority(np.zeros((0, 4, 2)))
 
 
@@ -64,19 +63,17 @@ def test_votes_of_unequally_many_selectors_are_refused():
 
 def test_agreement_leaves_out_what_has_no_label():
     def of(*margins):
-        return agreement(
-            np.stack([np.array(margins, float), np.zeros((len(margins), len(margins[0])))], axis=2)
-        )
+        first = np.array(margins, float)
+        return agreement(np.stack([first, np.zeros_like(first)], axis=2))
 
     # Labelled are the first and the third pair; the second has one vote each, the fourth was not read by all.
     found = of([1, 1, -1, np.nan], [1, -1, 0, 1], [-1, 0, -1, 1])
     assert found.with_majority == [1.0, 0.5, 0.5]
     assert found.pairwise == pytest.approx((1 / 2 + 1 / 2 + 0) / 3)
-    one = of([1, -1, 0])
+    one, nothing = of([1, -1, 0]), of([0], [0], [0])
     assert one.with_majority == [1.0]
-    assert np.isnan(one.pairwise)
-    assert np.isnan([*of([0.0], [0.0], [0.0]).with_majority, of([0.0], [0.0], [0.0]).pairwise]).all()
-    with pytest.raises(ValueError, match="2 selectors vote"):
+    assert np.isnan([one.pairwise, *nothing.with_majority, nothing.pairwise]).all()
+    with refusal("2 selectors vote"):
         of([1], [1])
 
 
@@ -119,9 +116,8 @@ def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
     predictions = []
     for batch in pairs.predict_dataloader():
         assert "labels" not in batch
-        for ids, mask, index, order in zip(
-            *(batch[name].tolist() for name in ("input_ids", "attention_mask", "index", "order")), strict=True
-        ):
+        columns = (batch[name].tolist() for name in ("input_ids", "attention_mask", "index", "order"))
+        for ids, mask, index, order in zip(*columns, strict=True):
             text = words(pairs.tokenizer, ids[: sum(mask)])
             likes_a = -0.1 if "A: good" in text else -1.0
             predictions.append({"index": index, "order": order, "logp_a": likes_a, "logp_b": -0.5})
@@ -147,54 +143,46 @@ def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
     assert len(dpo.val_set) == 1
 
 
-def test_completions_must_have_the_template_s_slots(tmp_path, causal):
-    source = write_rows(tmp_path / "completions.jsonl", [{"prompt": "w0", "completions": ["x", "y"]}])
-    module = CompletionPairDataModule(
-        source, format=Format(choice_template=CHOICE.replace("{prompt}", "{post}")), tokenizer=causal
-    )
-    with pytest.raises(RowsError, match=r"the template has a slot {post}; fields has prompt"):
+@pytest.fixture
+def read(tmp_path, causal):
+    """Batches of prompts with completions; the form is a choice unless told otherwise."""
+
+    def read(*prompts, **options):
+        rows = [{"prompt": prompt, "completions": completions} for prompt, completions in prompts]
+        source = write_rows(tmp_path / "completions.jsonl", rows)
+        settings = {"choice_template": CHOICE, "tokenizer": causal, "max_tokens": 12, **options}
+        module = CompletionPairDataModule(source, **nested(CompletionPairDataModule, **settings))
         module.setup("predict")
+        return module, list(module.predict_dataloader())
+
+    return read
 
 
-def test_pairs_too_long_are_left_out_with_their_index_kept(tmp_path, causal):
-    rows = [{"prompt": "w0", "completions": ["x", "long " * 20, "y"]}]
-    module = CompletionPairDataModule(
-        write_rows(tmp_path / "completions.jsonl", rows),
-        format=Format(choice_template=CHOICE),
-        tokenizer=causal,
-        max_tokens=12,
-    )
-    module.setup("predict")
-    (batch,) = module.predict_dataloader()
+def test_completions_must_have_the_template_s_slots(read):
+    with pytest.raises(RowsError, match=r"the template has a slot {post}; fields has prompt"):
+        read(("w0", ["x", "y"]), choice_template=CHOICE.replace("{prompt}", "{post}"))
+
+
+def test_pairs_too_long_are_left_out_with_their_index_kept(read):
+    _, [batch] = read(("w0", ["x", "long " * 20, "y"]))
     assert (batch["index"].tolist(), batch["order"].tolist()) == ([1, 1], [0, 1])
 
 
-@pytest.mark.parametrize(("trim", "read"), [("auto", [0, 0, 1, 1]), (None, [1, 1])])
-def test_pairs_with_long_prompts_are_cut_or_left_out_and_counted(trim, read, tmp_path, causal, caplog):
-    rows = [{"prompt": text, "completions": ["x", "y"]} for text in ("w0 " * 20, "w1")]
-    source = write_rows(tmp_path / "completions.jsonl", rows)
-    module = CompletionPairDataModule(
-        source, format=Format(choice_template=CHOICE, trim=trim), tokenizer=causal, max_tokens=12
-    )
+@pytest.mark.parametrize(
+    ("trim", "indices", "told"),
+    [("auto", [0, 0, 1, 1], "0 too long, 2 inputs cut"), (None, [1, 1], "1 too long, 0 inputs cut")],
+)
+def test_pairs_with_long_prompts_are_cut_or_left_out_and_counted(trim, indices, told, read, caplog):
     with caplog.at_level("INFO"):
-        module.setup("predict")
-    (batch,) = module.predict_dataloader()
-    assert sorted(batch["index"].tolist()) == read
-    assert ("0 too long, 2 inputs cut" if trim else "1 too long, 0 inputs cut") in caplog.text
+        _, [batch] = read(("w0 " * 20, ["x", "y"]), ("w1", ["x", "y"]), trim=trim)
+    assert sorted(batch["index"].tolist()) == indices
+    assert told in caplog.text
 
 
-def test_a_reward_model_reads_each_pair_once_as_two_responses(tmp_path, causal, words):
-    rows = [
-        {"prompt": "w0", "completions": ["x", "long long long", "y"]},
-        {"prompt": "w1", "completions": ["u", "long " * 20]},
-    ]
-    source = write_rows(tmp_path / "completions.jsonl", rows)
-    settings = {"form": "responses", "generation_template": "POST: {prompt} ANSWER:", "tokenizer": causal}
-    module = CompletionPairDataModule(
-        source, **nested(CompletionPairDataModule, orders="one", max_tokens=12, eval_batch_size=2, **settings)
-    )
-    module.setup("predict")
-    batches = list(module.predict_dataloader())
+def test_a_reward_model_reads_each_pair_once_as_two_responses(read, words):
+    rows = ("w0", ["x", "long long long", "y"]), ("w1", ["u", "long " * 20])
+    settings = {"form": "responses", "generation_template": "POST: {prompt} ANSWER:", "eval_batch_size": 2}
+    module, batches = read(*rows, orders="one", **settings)
     assert [batch["index"].tolist() for batch in batches] == [[1, 0], [2]]  # by length; pair 3 is too long
     assert [batch["order"].tolist() for batch in batches] == [[0, 0], [0]]
     chosen, rejected = batches[0]["chosen"], batches[0]["rejected"]
@@ -203,8 +191,8 @@ def test_a_reward_model_reads_each_pair_once_as_two_responses(tmp_path, causal, 
     assert shown[1].startswith("<s> POST: w0 ANSWER: y </s>")
     assert chosen["attention_mask"].sum(dim=1).tolist() == [6, 6]
     assert rejected["attention_mask"].sum(dim=1).tolist() == [6, 8]
-    with pytest.raises(ValueError, match=r"form='responses' has no order.*orders='both': set orders to one"):
-        CompletionPairDataModule(source, **nested(CompletionPairDataModule, **settings))
+    with refusal(r"form='responses' has no order.*orders='both': set orders to one"):
+        read(*rows, **settings)
 
 
 def test_prompts_are_cut_left_out_and_limited(tmp_path, causal, caplog):
@@ -222,5 +210,5 @@ def test_prompts_are_cut_left_out_and_limited(tmp_path, causal, caplog):
     assert prompts(limit=1) == ["POST: w0 w1 w2 w3 ANSWER:"]
     with pytest.raises(RowsError, match=r"no prompt fits into max_tokens=3"):
         prompts(max_tokens=3)
-    with pytest.raises(ValueError, match=r"limit=0 must be at least 1"):
+    with refusal(r"limit=0 must be at least 1"):
         prompts(limit=0)
