@@ -1,4 +1,5 @@
 import pytest
+from refusals import refusal
 from tiny_world import write_rows
 
 from fedlight.datamodules.clients.partition import Partition
@@ -8,8 +9,7 @@ from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.canaries import Canaries
 
 ROWS = [
-    {"instruction": f"w{i}", "note": "z" if i % 2 else "", "output": "x y", "task": f"u{i % 3}"}
-    for i in range(24)
+    {"instruction": f"w{n}", "note": "z" * (n % 2), "output": "x y", "task": f"u{n % 3}"} for n in range(24)
 ]
 COLUMNS = {"instruction": "instruction", "note": "note", "response": "output", "client": "task"}
 KEYS = {"instruction": "q {key} r", "words": [f"w{i}" for i in range(30, 40)], "length": 3}
@@ -89,24 +89,12 @@ def test_canaries_are_training_rows_of_exactly_one_client(build, words):
     assert [len(module.train_set[i]["ids"]) for i in range(21)] == module.train_lengths.tolist()
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "message"),
-    [
-        (
-            {"clients": 1},
-            {"max_tokens": 9},
-            r"1 of 1 canaries do not fit into max_tokens=9.*lower canaries.length",
-        ),
-        (
-            {"words": ["w1", "w2", *(f"nowhere{i}" for i in range(8))], "length": 6},
-            {},
-            r"canaries\.words: the tokenizer does not know 8 of 9 words, such as 'nowhere0'",
-        ),
-    ],
-)
-def test_canaries_that_do_not_fit_or_cannot_be_told_apart_are_refused(build, changes, options, message):
-    with pytest.raises(ValueError, match=message):
-        build(canaries=Canaries(**KEYS | changes), **options)
+def test_canaries_that_do_not_fit_or_cannot_be_told_apart_are_refused(build):
+    with refusal(r"1 of 1 canaries do not fit into max_tokens=9.*lower canaries.length"):
+        build(canaries=Canaries(**KEYS, clients=1), max_tokens=9)
+    words = ["w1", "w2", *(f"nowhere{i}" for i in range(8))]
+    with refusal(r"canaries\.words: the tokenizer does not know 8 of 9 words, such as 'nowhere0'"):
+        build(canaries=Canaries(instruction="q {key} r", words=words, length=6))
 
 
 def test_added_rows_are_nobodys_own(build, words):

@@ -52,9 +52,7 @@ def test_so_many_rows_of_each_cluster_and_all_of_a_small_one():
     assert few.chosen.tolist() == sorted(set(few.chosen.tolist()))
     by_label = {(label, kind_of(FIELDS[row])) for row, label in zip(few.chosen, few.labels, strict=True)}
     assert len(by_label) == 3  # a cluster is a kind
-    assert str(few).startswith(
-        "13 of 43 rows chosen from 3 clusters, of which 1 are smaller than per_cluster"
-    )
+    assert str(few).startswith("13 of 43 rows chosen from 3 clusters, of which 1 are smaller than")
 
 
 def test_the_draw_is_a_function_of_the_seed_and_reaches_every_row():
@@ -77,9 +75,8 @@ def test_what_is_tested_on_asks_nothing_that_is_trained_on():
 
 def test_clients_are_made_of_clusters_and_tested_on_the_rest(build, caplog):
     with caplog.at_level("INFO"):
-        module = build(
-            few_shot=few_shot(rest_as_test=30), partition=Partition("dirichlet", num_clients=3, alpha=0.01)
-        )
+        partition = Partition("dirichlet", num_clients=3, alpha=0.01)
+        module = build(few_shot=few_shot(rest_as_test=30), partition=partition)
     assert sum(module.client_sizes().values()) == 13
     kinds = [{kind_of(row) for row in rows} for rows in module.client_rows.values()]
     assert [len(own) for own in kinds] == [1, 1, 1]
@@ -116,10 +113,7 @@ def test_rows_to_test_on_do_not_come_back_as_public_ones(build, tmp_path):
         ({"pseudo_labels": PseudoLabels(HashedEncoder(8), 3)}, r"pseudo_labels and few_shot both define"),
         ({"test_source": "rows.jsonl"}, r"few_shot.rest_as_test=2 and test_source both define the test rows"),
         ({"holdout": Holdout("kind", ["k"])}, r"few_shot.rest_as_test=2 and holdout both define"),
-        (
-            {"kind": AugmentedInstructionDataModule, "private_rows": 5},
-            r"private_rows=5 and few_shot both select",
-        ),
+        ({"kind": AugmentedInstructionDataModule, "private_rows": 5}, r"private_rows=5 and few_shot both"),
     ],
 )
 def test_two_settings_that_say_the_same_are_refused(build, options, message):
@@ -140,15 +134,14 @@ MEDQUAD = Path(os.environ.get("FEDLIGHT_SHARED", "/nowhere")) / "data/medquad/me
 @pytest.mark.skipif(not MEDQUAD.is_file(), reason="FEDLIGHT_SHARED names no folder with data/medquad")
 def test_real_questions_in_the_setting_of_the_paper(causal, any_text):
     """MedAlpaca's: 1,000 rows of 100 clusters, 50 clients, 400 rows to test on."""
-    module = InstructionDataModule(
-        str(MEDQUAD),
-        template="{prompt} ANSWER:",
-        tokenizer=causal,
-        columns={"prompt": "question", "response": "answer"},
-        rows=TaughtRows(few_shot=FewShot(HashedEncoder(128), rest_as_test=400)),
-        partition=Partition("dirichlet", num_clients=50, alpha=1.0),
-        split=Split(val_share=0.0),
-    )
+    columns = {"prompt": "question", "response": "answer"}
+    settings = {"template": "{prompt} ANSWER:", "tokenizer": causal, "columns": columns}
+    settings |= {"rows": TaughtRows(few_shot=FewShot(HashedEncoder(128), rest_as_test=400))}
+    settings |= {
+        "partition": Partition("dirichlet", num_clients=50, alpha=1.0),
+        "split": Split(val_share=0.0),
+    }
+    module = InstructionDataModule(str(MEDQUAD), **settings)
     module.setup("fit")
     module.setup("test")
     assert len(module.test_set) == 400

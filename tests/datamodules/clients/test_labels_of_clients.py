@@ -5,6 +5,8 @@ from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 
+ABOUT = ("jam", "tea")
+
 
 def counted(data, split="train"):
     data.setup("fit")
@@ -13,27 +15,14 @@ def counted(data, split="train"):
 
 def test_instructions_are_counted_by_category(tmp_path):
     rows = [
-        {
-            "instruction": f"dan roses {n}",
-            "output": "kind 1",
-            "who": "u" if n < 6 else "v",
-            "about": "tea" if n % 3 else "jam",
-        }
+        {"instruction": f"dan roses {n}", "output": "kind 1", "who": "uv"[n > 5], "about": ABOUT[n % 3 > 0]}
         for n in range(10)
     ]
     columns = {"instruction": "instruction", "response": "output", "client": "who", "category": "about"}
-    settings = {
-        "template": "POST : {instruction}\nCHOICE :",
-        "tokenizer": "toy",
-        "max_tokens": 64,
-        "val_share": 0,
-    }
-    data = InstructionDataModule(
-        write_rows(tmp_path / "rows.jsonl", rows),
-        **nested(
-            InstructionDataModule, columns=columns, partition=Partition("client", min_size=1), **settings
-        ),
-    )
+    settings = {"template": "POST : {instruction}\nCHOICE :", "tokenizer": "toy", "max_tokens": 64}
+    settings |= {"columns": columns, "partition": Partition("client", min_size=1), "val_share": 0}
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    data = InstructionDataModule(source, **nested(InstructionDataModule, **settings))
     assert counted(data) == {("u", "tea"): 4, ("u", "jam"): 2, ("v", "tea"): 2, ("v", "jam"): 2}
 
 
@@ -41,7 +30,7 @@ def test_a_vote_counts_twice_for_a_selector_and_once_for_dpo(tmp_path):
     rows = [
         {
             **{"prompt": f"which roses {n} ?", "response_a": f"kind {n}", "response_b": f"rude {n}"},
-            **{"choice": "a", "client": "u" if n < 5 else "v", "about": "tea" if n % 2 else "jam"},
+            **{"choice": "a", "client": "uv"[n > 4], "about": ABOUT[n % 2]},
         }
         for n in range(8)
     ]

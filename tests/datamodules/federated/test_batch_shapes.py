@@ -12,9 +12,8 @@ from fedlight.federation.client import Visit
 
 @pytest.mark.parametrize("view", ["selector", "sft", "dpo"])
 def test_shapes_are_those_of_the_batches_that_come(view):
-    data = PreferenceDataModule(
-        VOTES, view=view, tokenizer="toy", max_tokens=128, batch_size=4, split=Split(val_share=0)
-    )
+    settings = {"tokenizer": "toy", "max_tokens": 128, "batch_size": 4, "split": Split(val_share=0)}
+    data = PreferenceDataModule(VOTES, view=view, **settings)
     data.prepare_data()
     data.setup("fit")
     visits = [Visit(client, 5) for client in list(data.client_indices)[:3]]

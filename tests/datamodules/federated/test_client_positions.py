@@ -44,10 +44,7 @@ def test_ids_are_texts_or_whole_numbers():
         ({"u7": {1, 2}}, r"client 'u7' has a set as positions"),
         ({"u7": "12"}, r"client 'u7' has a str as positions"),
         ({"u7": (i for i in range(2))}, r"client 'u7' has a generator as positions"),
-        (
-            {"u7": [True, False]},
-            r"client 'u7' has a mask of 2 truth values, but the training set has 5 examples",
-        ),
+        ({"u7": [True, False]}, r"client 'u7' has a mask of 2 truth values, but the training set has 5"),
         ({"u7": [1, 2, 1]}, r"client 'u7' has the position 1 twice"),
         ({"u7": [1, 2], "u8": [3, 2]}, r"position 2 is at client 'u7' and at client 'u8'"),
         ({1: [0], "1": [1]}, r"the client '1' twice, as a text and as a number"),

@@ -86,13 +86,8 @@ def test_random_transforms_depend_on_no_other_client_of_the_group(num_workers):
     assert both == read(source, source.dataloader, [(A, C)])
     values = [value % 1 for batch in both for part in batch for value in part]
     assert len({*values}) == len(values) == 4 + 4 + 2 + 4
-
-
-def test_random_transforms_in_workers_are_those_of_the_client_alone():
-    source = by_client(DataLoader(Noisy(), batch_size=4, num_workers=1))
-    both = read(source, source.dataloader, [(A, C)])
-    alone = read(source, source.dataloader, [(C,)])
-    assert [[c] for _, c in both] == alone
+    if num_workers:  # in workers a client alone has seeded transforms, too
+        assert [[c] for _, c in both] == read(source, source.dataloader, [(C,)])
 
 
 def test_a_joined_batch_reaches_a_worker_once():

@@ -1,4 +1,5 @@
 import pytest
+from refusals import refusal
 
 from fedlight.datamodules.rows.canaries import Canaries
 from fedlight.datamodules.text.templates import Template
@@ -83,35 +84,33 @@ def test_other_secrets_are_of_the_same_kind():
     assert {word for text in others for word in text.split()} == set("abcdef")
 
 
+SLOTS = r"must have the slot \{key\}, \{client\} or both, and no other"
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"number": 0}, r"canaries\.number=0 must be at least 1"),
-        ({"repeats": 0}, r"canaries\.repeats=0 must be at least 1"),
-        ({"clients": 0}, r"canaries\.clients=0 must be at least 1"),
-        ({"words": ["a", "a"]}, "must be different words without blanks"),
-        ({"words": ["a b", "c"]}, "must be different words without blanks"),
+        *(
+            ({name: 0}, rf"canaries\.{name}=0 must be at least 1")
+            for name in ("number", "repeats", "clients")
+        ),
+        *(({"words": words}, "be different words without blanks") for words in (["a", "a"], ["a b", "c"])),
         ({"words": []}, r"canaries\.length=6 of 0 words gives 0 texts"),
         ({"length": 2}, r"canaries\.length=2 of 10 words gives 100 texts, which can be guessed"),
-        ({"instruction": "What?"}, r"must have the slot \{key\}, \{client\} or both, and no other"),
-        ({"instruction": "{key} {name}"}, r"must have the slot \{key\}, \{client\} or both, and no other"),
-        ({"instruction": "{key}} ?"}, r"must have the slot \{key\}, \{client\} or both, and no other"),
-        ({"instruction": "{}"}, r"must have the slot \{key\}, \{client\} or both, and no other"),
+        *(({"instruction": text}, SLOTS) for text in ("What?", "{key} {name}", "{key}} ?", "{}")),
     ],
 )
 def test_settings_that_cannot_be(settings, said):
-    with pytest.raises(ValueError, match=said):
+    with refusal(said):
         Canaries(**settings)
 
 
 def test_rows_that_cannot_have_any():
-    with pytest.raises(
-        ValueError, match=r"canaries\.slot='post' is no slot of .*: choose from instruction, input"
-    ):
+    with refusal(r"canaries\.slot='post' is no slot of .*: choose from instruction, input"):
         Canaries(slot="post").plant(ROWS)
-    with pytest.raises(ValueError, match=r"canaries\.slot='instruction' is no slot .*: choose from none"):
+    with refusal(r"canaries\.slot='instruction' is no slot .*: choose from none"):
         Canaries().plant({"ann": []})
-    with pytest.raises(ValueError, match=r"canaries\.clients=4, but there are 3"):
+    with refusal(r"canaries\.clients=4, but there are 3"):
         Canaries(clients=4).plant(ROWS)
-    with pytest.raises(ValueError, match=r"canaries\.number=200 for 3 clients: .* raise canaries\.length"):
+    with refusal(r"canaries\.number=200 for 3 clients: .* raise canaries\.length"):
         Canaries(number=200, length=3).plant(ROWS)

@@ -71,11 +71,10 @@ def test_the_chosen_answer_of_a_liar_is_the_other():
 
 def test_votes_to_test_on_stay_and_so_do_clients_of_a_drawn_partition():
     partition = Partition(by="iid", num_clients=4)
-    honest, lying = (
-        votes(poison, test=True, partition=partition)
-        for poison in (None, PoisonedVotes(liars=Liars(share=0.5)))
-    )
-    liars = Liars(share=0.5).among(honest.client_indices)
+    half = Liars(share=0.5)
+    poisons = (None, PoisonedVotes(liars=half))
+    honest, lying = (votes(poison, test=True, partition=partition) for poison in poisons)
+    liars = half.among(honest.client_indices)
     for data in (honest, lying):
         data.setup("test")
     assert [e["label"] for e in honest.test_set] == [e["label"] for e in lying.test_set]
@@ -88,11 +87,7 @@ def test_votes_to_test_on_stay_and_so_do_clients_of_a_drawn_partition():
 
 
 def test_a_liar_prefers_the_longer_answer():
-    pairs = [
-        Comparison({}, "long answer", "short"),
-        Comparison({}, "abc", "abcd"),
-        Comparison({}, "abc", "xyz"),
-    ]
+    pairs = [Comparison({}, *pair) for pair in (("long answer", "short"), ("abc", "abcd"), ("abc", "xyz"))]
     given = Votes(pairs, comparison=[0, 0, 1, 2, 2, 0], winner=[0, 1, 0, 0, 1, 1])
     poison = PoisonedVotes("longer", Liars(clients=["b"]))
     turned = poison.turned(given, {"b": np.arange(5), "a": np.array([5])})
@@ -125,9 +120,8 @@ def test_liars_have_the_backdoor_beside_their_own_rows(caplog):
         assert data.client_sizes()[client] == len(rows) + len(new)
     assert len(data.val_set) == len(plain.val_set)
     texts = [data.tokenizer.decode(example["ids"]) for example in data.train_set]
-    assert sum("0 1 0" in text for text in texts) == sum(
-        "0 1 0" in row["input"] for rows in data.client_rows.values() for row in rows
-    )
+    inputs = [row["input"] for rows in data.client_rows.values() for row in rows]
+    assert sum("0 1 0" in text for text in texts) == sum("0 1 0" in given for given in inputs)
 
 
 def test_canaries_beside_a_backdoor():
@@ -143,15 +137,9 @@ def test_canaries_beside_a_backdoor():
     [
         ({"trigger": " "}, r"backdoor.trigger=' ' and backdoor.response='7 7' must be texts"),
         ({"share": 0.0}, r"backdoor.share=0.0 of a liar's rows must be in \(0, 1\]"),
-        (
-            {"slot": "context"},
-            r"backdoor.slot='context' is no slot of the rows: choose from instruction, input",
-        ),
+        ({"slot": "context"}, r"backdoor.slot='context' is no slot of the rows: choose from instruction"),
         ({"trigger": "zyx"}, r"backdoor: the tokenizer does not know 1 of 2 words, such as 'zyx'"),
-        (
-            {"response": "7 " * 600},
-            r"rows with a trigger do not fit into max_tokens=512: raise it, or lower the words",
-        ),
+        ({"response": "7 " * 600}, r"rows with a trigger do not fit into max_tokens=512: raise it, or lower"),
     ],
 )
 def test_a_backdoor_that_cannot_be(settings, message):

@@ -19,19 +19,9 @@ COLUMNS = {"client": "worker"}
 
 
 def test_counts():
-    votes = read_votes(
-        load_rows(str(FOLDER / "votes.jsonl.gz")),
-        {
-            "prompt": "prompt",
-            "response_a": "response_a",
-            "response_b": "response_b",
-            "choice": "choice",
-            **COLUMNS,
-        },
-        {"a": "a", "b": "b", "tie": "tie"},
-        ("prompt",),
-        "votes",
-    )
+    columns = {name: name for name in ("prompt", "response_a", "response_b", "choice")} | COLUMNS
+    values = {"a": "a", "b": "b", "tie": "tie"}
+    votes = read_votes(load_rows(str(FOLDER / "votes.jsonl.gz")), columns, values, ("prompt",), "votes")
     counts = votes.counts
     assert (counts.rows, counts.ties, counts.missing) == (43715, 9832, 0)
     left_out = counts.ties + counts.missing + counts.identical + counts.duplicates
@@ -41,14 +31,9 @@ def test_counts():
 
 def test_little_is_padded_and_debates_are_held_out(encoder, any_text):
     held = Holdout("topic", ["tv-is-better-than-books_*"])
-    module = PreferenceDataModule(
-        str(FOLDER / "votes.jsonl.gz"),
-        split=Split(test_source=str(FOLDER / "gold.jsonl.gz"), holdout=held),
-        columns=COLUMNS,
-        format=Format(form="pair"),
-        tokenizer=encoder,
-        batch_size=16,
-    )
+    settings = {"split": Split(test_source=str(FOLDER / "gold.jsonl.gz"), holdout=held), "columns": COLUMNS}
+    settings |= {"format": Format(form="pair"), "tokenizer": encoder, "batch_size": 16}
+    module = PreferenceDataModule(str(FOLDER / "votes.jsonl.gz"), **settings)
     module.setup("fit")
     module.setup("test")
     assert len(module.client_indices) == 320

@@ -28,16 +28,11 @@ def test_csv_cells_hold_line_breaks_and_a_byte_order_mark_is_no_part_of_a_name(t
     assert load_rows(str(tmp_path / "rows.csv")) == [{"prompt": "x", "n": "1"}, {"prompt": "y\nz", "n": "2"}]
 
 
-def test_tsv_gz(tmp_path):
-    with gzip.open(tmp_path / "rows.tsv.gz", "wt") as file:
-        file.write("prompt\tn\nx, y\t1\n")
-    assert load_rows(str(tmp_path / "rows.tsv.gz")) == [{"prompt": "x, y", "n": "1"}]
-
-
-@pytest.mark.parametrize("mark", [";", "\t"])
-def test_a_csv_file_without_commas_in_its_first_line_has_other_separators(tmp_path, mark):
-    (tmp_path / "rows.csv").write_text(f"prompt{mark}n\nx, y{mark}1\n")
-    assert load_rows(str(tmp_path / "rows.csv")) == [{"prompt": "x, y", "n": "1"}]
+@pytest.mark.parametrize(("name", "mark"), [("rows.csv", ";"), ("rows.csv", "\t"), ("rows.tsv.gz", "\t")])
+def test_tsv_files_and_csv_files_without_a_comma_in_their_first_line(tmp_path, name, mark):
+    text = f"prompt{mark}n\nx, y{mark}1\n".encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    assert load_rows(str(tmp_path / name)) == [{"prompt": "x, y", "n": "1"}]
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
@@ -72,11 +67,6 @@ def test_folder_is_read_in_the_order_of_names(tmp_path):
     assert load_rows(str(tmp_path)) == [{"n": "1"}, {"n": 2}]
 
 
-def write(path, data):
-    path.write_bytes(data)
-    return path
-
-
 WHOLE = gzip.compress(b'{"n": 1}\n' * 50, mtime=0)  # the time would differ between test processes
 
 
@@ -94,19 +84,16 @@ WHOLE = gzip.compress(b'{"n": 1}\n' * 50, mtime=0)  # the time would differ betw
         ("a.csv", b"n,m\n1,2,3\n", r"a\.csv, line 2: another number of cells"),
         ("a.csv", b'n\n"x"y\n', r"a\.csv, line 2: "),
         ("a.csv", "n\n1\nß\n2\n".encode("latin-1"), r"a\.csv, line 3: not UTF-8 \("),
-        (
-            "a.jsonl.gz",
-            gzip.compress(b'{"n": 1}\n{"n": "\xff"}\n', mtime=0),
-            r"a\.jsonl\.gz, line 2: not UTF-8 \(",
-        ),
+        ("a.jsonl.gz", gzip.compress(b'{"n": 1}\n{"n": "\xff"}\n', mtime=0), r"\.gz, line 2: not UTF-8 \("),
         ("a.csv", "n\n1\nß".encode()[:-1], r"a\.csv, line 3: not UTF-8 \("),
         ("a.parquet", b"PAR1", r"not a readable Parquet file"),
         ("a.txt", b"x", r"the ending is not one of"),
     ],
 )
 def test_damaged_files_name_file_and_line(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
     with pytest.raises(RowsError, match=message):
-        load_rows(str(write(tmp_path / name, data)))
+        load_rows(str(tmp_path / name))
 
 
 def test_missing_file_and_empty_folder(tmp_path):

@@ -13,15 +13,17 @@ def drawn(tmp_path, num_clients=2, **changes):
         for owner in ("ann", "ben", "cem")
         for n in range(10 if owner != "cem" else 3)
     ]
-    settings = {
-        **{"source": write_rows(tmp_path / "rows.jsonl", rows), "client": "of"},
-        **{"columns": {"instruction": "q", "output": "a"}, "max_characters": 26},
-        **{"seed": 0, "train": str(tmp_path / "train.jsonl"), "test": str(tmp_path / "test.jsonl")},
-    }
-    metrics = draw_shots(
-        draw=Draw(num_clients=num_clients, shots=4, records=2, num_test=3), **{**settings, **changes}
-    )["metrics"]
-    return metrics, read_lines(tmp_path / "train.jsonl"), read_lines(tmp_path / "test.jsonl")
+    draw = Draw(num_clients=num_clients, shots=4, records=2, num_test=3)
+    return draw_rows(tmp_path, rows, ("train", "test"), draw=draw, **{"max_characters": 26, **changes})
+
+
+def draw_rows(folder, rows, names, **settings):
+    """The metrics, and the rows of each file that is written."""
+    settings = {"client": "of", "columns": {"instruction": "q", "output": "a"}, "seed": 0, **settings}
+    files = {name: folder / f"{name}.jsonl" for name in names}
+    written = {name: str(file) for name, file in files.items()}
+    done = draw_shots(write_rows(folder / "rows.jsonl", rows), **settings, **written)
+    return done["metrics"], *map(read_lines, files.values())
 
 
 def test_clients_have_short_rows_and_records_that_only_they_tell(tmp_path):
@@ -44,9 +46,7 @@ def test_clients_have_short_rows_and_records_that_only_they_tell(tmp_path):
 
 
 def test_too_few_rows_are_refused(tmp_path):
-    with pytest.raises(
-        RowsError, match="2 clients have 7 rows of max_characters=26, fewer than num_clients=3"
-    ):
+    with pytest.raises(RowsError, match="2 clients have 7 rows of max_characters=26, fewer than"):
         drawn(tmp_path, num_clients=3)
 
 
@@ -56,22 +56,11 @@ def test_choices_answer_other_questions_on_the_same_subject(tmp_path):
         for illness in ("flu", "gout")
         for kind in ("causes", "signs", "cures")
     ]
-    files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "test", "public", "domain")}
-    metrics = draw_shots(
-        write_rows(
-            tmp_path / "rows.jsonl", [*rows, {"of": "ben", "q": "mumps ?", "a": "yes", "focus": "mumps"}]
-        ),
-        client="of",
-        columns={"instruction": "q", "output": "a"},
-        draw=Draw(num_clients=1, shots=1, records=0, num_test=3),
-        max_characters=40,
-        seed=0,
-        subject="focus",
-        choices=4,
-        **{name: str(file) for name, file in files.items()},
-    )["metrics"]
+    rows.append({"of": "ben", "q": "mumps ?", "a": "yes", "focus": "mumps"})
+    names, draw = ("train", "test", "public", "domain"), Draw(num_clients=1, shots=1, records=0, num_test=3)
+    settings = {"draw": draw, "max_characters": 40, "subject": "focus", "choices": 4}
+    metrics, train, test, public, domain = draw_rows(tmp_path, rows, names, **settings)
     assert metrics == {"eligible": 1, "train": 1, "test": 3, "public": 3, "domain": 7}
-    train, test, public, domain = (read_lines(file) for file in files.values())
     for row in test:
         assert row["choices"][row["answer"]] == row["output"]
         assert len(set(row["choices"])) == 4

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from habits import CHATML, HABITS, LLAMA_3, Habit, make_tokenizer
+from refusals import refusal
 from tiny_world import write_rows
 
 from fedlight.datamodules.rows.task_rows import TaskRows
@@ -16,21 +17,17 @@ from fedlight.modules.language.scoring import encode_pairs
 
 ROW = {"instruction": "Are there two", "input": "or one?"}
 ANSWER = "Yes, two."
-TURNS = [
-    {"role": "user", "content": "One?"},
-    {"role": "assistant", "content": "No."},
-    {"role": "user", "content": "Two?"},
-]
 
 
 def turn(role, content):
     return {"role": role, "content": content}
 
 
+TURNS = [turn("user", "One?"), turn("assistant", "No."), turn("user", "Two?")]
+
+
 def by_transformers(tokenizer, turns, ask=False):
-    return tokenizer.apply_chat_template(turns, tokenize=True, add_generation_prompt=ask, return_dict=True)[
-        "input_ids"
-    ]
+    return tokenizer.apply_chat_template(turns, add_generation_prompt=ask, return_dict=True)["input_ids"]
 
 
 def encode(tokenizer, fields, answer=ANSWER, columns=(), max_tokens=999, **options):
@@ -39,11 +36,11 @@ def encode(tokenizer, fields, answer=ANSWER, columns=(), max_tokens=999, **optio
 
 
 def spell_taught(tokenizer, encoded):
-    """Return the taught tokens as a text, with blanks and line breaks for the marks of tokenizers."""
     return spell(tokenizer, encoded.table[0][encoded.taught[0] == 1])
 
 
 def spell(tokenizer, ids):
+    """Return the tokens as a text, with blanks and line breaks for the marks of tokenizers."""
     tokens = "".join(tokenizer.convert_ids_to_tokens(list(map(int, ids))))
     return tokens.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n")
 
@@ -99,9 +96,7 @@ def test_a_system_message_is_kept():
     assert encoded.table[0].tolist() == by_transformers(tokenizer, [*turns, turn("assistant", ANSWER)])
     assert encoded.taught[0].sum() == 4 + 8
     gemma = make_tokenizer(HABITS["no system message, another name"])
-    with pytest.raises(
-        ValueError, match=r"refuses a conversation of system, user, assistant, user \(System role"
-    ):
+    with refusal(r"refuses a conversation of system, user, assistant, user \(System role"):
         encode(gemma, {"messages": write_turns(turns)}, columns=["messages"])
 
 
@@ -128,7 +123,7 @@ def test_the_choice_follows_the_last_line_as_the_answer():
     # This tokenizer makes a separate token of the blank before the letter.
     assert spell(tokenizer, ids[len(asked) :]) == "CHOICE: "
     assert tokenizer.convert_ids_to_tokens(list(choice_ids(tokenizer, template))) == ["A", "B"]
-    with pytest.raises(ValueError, match="has a slot in its last line"):
+    with refusal("has a slot in its last line"):
         check_choice(Template.named("chat:{response_a} or {response_b}:"))
 
 
@@ -144,7 +139,7 @@ def test_a_text_may_be_the_message():
     tokenizer = make_tokenizer(Habit(CHATML, ""))
     template = Template.named("chat: POST {post}\nSum it up.")
     assert (template.slots, template.trim) == (("post",), "post")
-    with pytest.raises(ValueError, match="known with the model's tokenizer alone"):
+    with refusal("known with the model's tokenizer alone"):
         template.render({"post": "x"})
     rendered = template.for_tokenizer(tokenizer).render({"post": "{x}"})
     assert rendered.text == "<|im_start|>user\nPOST {x}\nSum it up.<|im_end|>\n<|im_start|>assistant\n"
@@ -156,7 +151,7 @@ def test_a_text_may_be_the_message():
     [
         (
             "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
-            "has no token that ends an answer",
+            "no token that ends an answer",
         ),
         (CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"), "followed by its answer"),
         (CHATML.replace("{{ m.content }}", "{{ m.content | upper }}"), "does not show a question"),
@@ -165,7 +160,7 @@ def test_a_text_may_be_the_message():
 )
 def test_templates_that_teach_no_answer_are_refused(template, fault):
     tokenizer = make_tokenizer(Habit(template, ""))
-    with pytest.raises(ValueError, match=fault):
+    with refusal(fault):
         encode(tokenizer, ROW)
 
 
@@ -173,7 +168,7 @@ def test_a_template_that_rewrites_earlier_answers_is_refused():
     template = CHATML.replace("{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' else 'No' }}")
     tokenizer = make_tokenizer(Habit(template, ""))
     fields = {"messages": write_turns(TURNS)}
-    with pytest.raises(ValueError, match=r"does not show the answer 'No\.' unchanged.*taught_turns to last"):
+    with refusal(r"does not show the answer 'No\.' unchanged.*taught_turns to last"):
         encode(tokenizer, fields, columns=["messages"], taught_turns="all")
     assert encode(tokenizer, fields, columns=["messages"], taught_turns="last").taught[0].sum() == 8
 
@@ -181,7 +176,7 @@ def test_a_template_that_rewrites_earlier_answers_is_refused():
 def test_no_chat_template_is_refused_with_a_remedy():
     tokenizer = make_tokenizer(Habit(CHATML, ""))
     tokenizer.chat_template = None
-    with pytest.raises(ValueError, match=r"^tokenizer .* has no chat template.*set the template to alpaca"):
+    with refusal(r"^tokenizer .* has no chat template.*set the template to alpaca"):
         Template.named("chat").for_tokenizer(tokenizer)
     assert Template.named("alpaca").for_tokenizer(tokenizer) == Template.named("alpaca")
 
@@ -200,7 +195,7 @@ def test_an_answer_that_the_template_changes_is_refused():
     template = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
     tokenizer = make_tokenizer(Habit(template, ""))
     assert encode(tokenizer, ROW, "Yes.").kept.all()
-    with pytest.raises(ValueError, match=r"does not show the answer 'Hm</think>Yes\.' unchanged"):
+    with refusal(r"does not show the answer 'Hm</think>Yes\.' unchanged"):
         encode(tokenizer, ROW, "Hm</think>Yes.")
 
 

@@ -1,4 +1,5 @@
 import pytest
+from refusals import refusal
 from transformers import AutoTokenizer
 
 from fedlight.datamodules.text.chat import write_turns
@@ -18,22 +19,15 @@ def tokenizer_of(name):
 def test_smollm2_reads_the_tokens_of_transformers_and_learns_its_answers():
     tokenizer = tokenizer_of("smollm2-135m-instruct")
     template = Template.named("chat", ["messages"]).for_tokenizer(tokenizer)
-    turns = [
-        {"role": "user", "content": "2+2?"},
-        {"role": "assistant", "content": "4"},
-        {"role": "user", "content": "Now 3+3?"},
-    ]
-    encoded = encode_responses(
-        tokenizer, template, [{"messages": write_turns(turns)}], ["It is 6."], 512, taught_turns="all"
-    )
-    whole = [*turns, {"role": "assistant", "content": "It is 6."}]
+    said = ("user", "2+2?"), ("assistant", "4"), ("user", "Now 3+3?"), ("assistant", "It is 6.")
+    whole = [{"role": role, "content": content} for role, content in said]
+    fields = [{"messages": write_turns(whole[:-1])}]
+    encoded = encode_responses(tokenizer, template, fields, ["It is 6."], 512, taught_turns="all")
     assert encoded.table[0].tolist() == tokenizer.apply_chat_template(whole, return_dict=True)["input_ids"]
     taught = encoded.table[0][encoded.taught[0] == 1].tolist()
     assert tokenizer.decode(taught) == "4<|im_end|>It is 6.<|im_end|>"
 
 
 def test_gemma_s_base_model_has_no_chat_template():
-    with pytest.raises(
-        ValueError, match="has no chat template, as base models have none: set the template to alpaca"
-    ):
+    with refusal("has no chat template, as base models have none: set the template to alpaca"):
         Template.named("chat").for_tokenizer(tokenizer_of("gemma-3-270m"))

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from habits import HABITS, make_tokenizer
 from nested import nested
+from refusals import refusal
 from tiny_world import write_rows
 
 from fedlight.callbacks.scores.sample_answers import choose
@@ -42,6 +43,12 @@ def data_of(rows, tokenizer, **options):
     return data
 
 
+def asked(row):
+    """The text that asks for a conversation's last answer, by transformers."""
+    turns = row["messages"][:-1]
+    return make_tokenizer(CHAT).apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+
+
 def labelled(data, example):
     labels = data.collate([example])["labels"][0]
     return data.tokenizer.convert_ids_to_tokens(labels[labels != -100].tolist())
@@ -62,10 +69,8 @@ def test_every_answer_of_a_row_is_taught(chatty):
 
 def test_other_names_of_roles_are_the_same_conversation(chatty):
     names = {"system": "system", "user": "human", "assistant": "gpt"}
-    other = [
-        {"messages": [{"from": names[one["role"]], "value": one["content"]} for one in talk(1)["messages"]]}
-    ]
-    assert data_of(other, chatty).client_rows == data_of([talk(1)], chatty).client_rows
+    turns = [{"from": names[one["role"]], "value": one["content"]} for one in talk(1)["messages"]]
+    assert data_of([{"messages": turns}], chatty).client_rows == data_of([talk(1)], chatty).client_rows
 
 
 def test_what_follows_the_last_answer_is_left_out_and_rows_without_an_answer_are_counted(chatty, caplog):
@@ -89,13 +94,8 @@ def test_the_turns_may_stand_apart_from_the_answer(chatty):
 def test_answers_before_and_after_training_are_to_whole_conversations(chatty):
     data = data_of([talk(1), talk(2)], chatty)
     data.val_set = data.train_set
-    asked = [talk(number)["messages"][:-1] for number in (1, 2)]
-    expected = [
-        data.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        for turns in asked
-    ]
     samples = choose(data, 2)
-    assert sorted(sample.prompt for sample in samples) == expected
+    assert sorted(sample.prompt for sample in samples) == [asked(talk(1)), asked(talk(2))]
     assert [sample.tokens for sample in samples] == [6, 6]
 
 
@@ -104,19 +104,11 @@ def test_pairs_of_answers_to_a_conversation(chatty, view):
     asked = talk(1)["messages"][:-1]
     rows = [{"chosen": [*asked, turn("assistant", "Yes.")], "rejected": [*asked, turn("assistant", "No.")]}]
     columns = {"messages": "chosen.:-1", "chosen": "chosen.-1", "rejected": "rejected.-1"}
-    data = PreferenceDataModule(
-        rows,
-        columns=columns,
-        view=view,
-        format=Format(generation_template="chat"),
-        tokenizer=chatty,
-        split=Split(val_share=0.0),
-    )
+    settings = {"format": Format(generation_template="chat"), "split": Split(val_share=0.0)}
+    data = PreferenceDataModule(rows, columns=columns, view=view, tokenizer=chatty, **settings)
     data.setup("fit")
     shown = data.train_set[0]["chosen"] if view == "dpo" else data.train_set[0]
-    expected = data.tokenizer.apply_chat_template(rows[0]["chosen"], tokenize=True, return_dict=True)[
-        "input_ids"
-    ]
+    expected = data.tokenizer.apply_chat_template(rows[0]["chosen"], return_dict=True)["input_ids"]
     assert shown["ids"].tolist() == expected
     assert np.flatnonzero(shown["taught"]).tolist() == [*range(len(expected) - 3, len(expected))]  # Yes . end
 
@@ -126,17 +118,13 @@ def test_prompts_are_conversations_up_to_the_answer(chatty):
     data = PromptDataModule(rows, columns={"messages": "messages"}, template="chat", tokenizer=chatty)
     data.setup("predict")
     example = data.predict_set[0]
-    assert example["prompt"] == make_tokenizer(CHAT).apply_chat_template(
-        rows[0]["messages"], tokenize=False, add_generation_prompt=True
-    )
+    assert example["prompt"] == asked(talk(1))
     assert example["fields"] == {"messages": write_turns(rows[0]["messages"])}
 
 
 def test_a_task_asks_as_training_does(chatty, tmp_path):
-    rows = [
-        {"instruction": "Two?", "input": "", "output": "Yes."},
-        {"instruction": "Is", "input": "one", "output": "No."},
-    ]
+    fields = ("Two?", "", "Yes."), ("Is", "one", "No.")
+    rows = [dict(zip(("instruction", "input", "output"), row, strict=True)) for row in fields]
     file = write_rows(tmp_path / "rows.jsonl", rows)
     source = TaskRows(file, columns={"response": "output"}, template="chat")
     settings = {"tokenizer": chatty, "max_tokens": 200}
@@ -150,7 +138,5 @@ def test_a_task_asks_as_training_does(chatty, tmp_path):
 
 def test_a_tokenizer_without_a_chat_template_is_refused_before_the_rows_are_read(causal):
     data = InstructionDataModule("no/such/file.jsonl", template="chat", tokenizer=causal)
-    with pytest.raises(
-        ValueError, match="has no chat template, as base models have none: set the template to alpaca"
-    ):
+    with refusal("has no chat template, as base models have none: set the template to alpaca"):
         data.setup("fit")

@@ -1,4 +1,5 @@
 import pytest
+from refusals import refusal
 
 from fedlight.datamodules.text.templates import TEXTS, Template, check_choice
 
@@ -59,9 +60,7 @@ def test_the_slot_that_may_lose_text():
     }
     assert Template.named("tldr_choice").trimming("title").trim == "title"
     assert Template.named("tldr_choice").trimming(None).required == ()
-    with pytest.raises(
-        ValueError, match=r"trim='text' is no slot of the template; it has subreddit, title, post"
-    ):
+    with refusal(r"trim='text' is no slot of the template; it has subreddit, title, post"):
         Template.named("tldr_choice").trimming("text")
 
 
@@ -78,10 +77,7 @@ def test_alpaca_without_input_takes_the_short_form():
 def test_alpaca_joined_appends_the_input_to_the_instruction():
     """OpenFedLLM's format, which FedDCA trains with: one form for all rows, the instruction's."""
     template = Template.named("alpaca_joined")
-    begin = (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-        "\n\n### Instruction:\n"
-    )
+    begin, _, _ = Template.named("alpaca_no_input").text.partition("{instruction}")
     joined = template.render({"instruction": "Add the numbers.", "input": "1 and 2"}, ending=" 3")
     assert joined.text == f"{begin}Add the numbers. 1 and 2\n\n### Response: 3"
     assert (joined.trimmable, joined.after) == ("1 and 2", "\n\n### Response: 3")
@@ -100,7 +96,7 @@ def test_braces_in_the_data_are_text():
 
 def test_a_text_of_your_own_and_unknown_names():
     assert Template.named("{a} or {b}?").render({"a": "1", "b": "2"}).text == "1 or 2?"
-    with pytest.raises(ValueError, match=r"template='tdlr_choice' is not one of alpaca"):
+    with refusal(r"template='tdlr_choice' is not one of alpaca"):
         Template.named("tdlr_choice")
 
 
@@ -111,9 +107,9 @@ def test_toy_templates_exist():
 
 
 def test_a_choice_template_shows_both_answers_and_ends_with_a_colon():
-    with pytest.raises(ValueError, match=r"has no slot {response_b}"):
+    with refusal(r"has no slot {response_b}"):
         check_choice(Template("{prompt} {response_a}:"))
-    with pytest.raises(ValueError, match=r"End it with a colon"):
+    with refusal(r"End it with a colon"):
         check_choice(Template("{response_a} {response_b} better?"))
 
 

@@ -65,18 +65,11 @@ def test_what_cannot_be_clustered_is_refused(vectors, number):
         cluster(vectors, number, seed=0)
 
 
-def test_pseudo_labels_are_the_groups():
-    vectors, labels = groups([20, 30, 10, 40])
-    found = assign_clusters(vectors, 4, seed=0)
-    pairs = {(int(one), int(other)) for one, other in zip(found, labels, strict=True)}
-    assert len(pairs) == 4
-    assert len(set(found.tolist())) == 4
-
-
-def test_pseudo_labels_of_many_rows_are_fitted_to_some(monkeypatch):
-    monkeypatch.setattr(clusters_file, "FITTED_ROWS", 64)
-    vectors, labels = groups([100, 150, 80])
-    found = assign_clusters(vectors, 3, seed=1)
-    assert found.shape == (330,)
-    assert len({(int(one), int(other)) for one, other in zip(found, labels, strict=True)}) == 3
-    np.testing.assert_array_equal(found, assign_clusters(vectors, 3, seed=1))
+@pytest.mark.parametrize("sizes", [[20, 30, 10, 40], [100, 150, 80]])
+def test_pseudo_labels_are_the_groups_also_of_rows_that_are_not_fitted_to(sizes, monkeypatch):
+    monkeypatch.setattr(clusters_file, "FITTED_ROWS", 110)
+    vectors, labels = groups(sizes)
+    found = assign_clusters(vectors, len(sizes), seed=1)
+    assert found.shape == (sum(sizes),)
+    assert len({*found.tolist()}) == len({*zip(found.tolist(), labels.tolist(), strict=True)}) == len(sizes)
+    np.testing.assert_array_equal(found, assign_clusters(vectors, len(sizes), seed=1))

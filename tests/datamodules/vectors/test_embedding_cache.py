@@ -161,9 +161,7 @@ def test_a_full_disk_is_named_and_keeps_what_was_there(cache, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(
-        OSError, match=r"embedding cache cannot be written \(No space left .*free some space"
-    ) as caught:
+    with pytest.raises(OSError, match=r"embedding cache cannot be written \(No space left .*free") as caught:
         cache.add(["new"], VECTORS[:1])
     assert caught.value.errno == errno.ENOSPC
     assert str(cache.folder) in str(caught.value)

@@ -1,7 +1,4 @@
-import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -27,12 +24,9 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def encoded(monkeypatch):
     """Batches that reach the model, in order."""
-    batches = []
-    original = SentenceEncoder._encode_batch
+    batches, encode = [], SentenceEncoder._encode_batch
     monkeypatch.setattr(
-        SentenceEncoder,
-        "_encode_batch",
-        lambda self, texts: batches.append(list(texts)) or original(self, texts),
+        SentenceEncoder, "_encode_batch", lambda own, texts: batches.append(list(texts)) or encode(own, texts)
     )
     return batches
 
@@ -159,12 +153,9 @@ def test_settings_that_are_refused(make, folder, tmp_path):
         make(max_tokens=100_000).encode(TEXTS)
     with pytest.raises(ValueError, match="dimension=0"):
         HashedEncoder(dimension=0)
-    for model, complaint in [
-        (str(tmp_path / "none" / "where"), "there is no such folder"),
-        (str(tmp_path), r"has no modules\.json"),
-    ]:
+    for place, complaint in (("none/where", "there is no such folder"), ("", r"has no modules\.json")):
         with pytest.raises(FileNotFoundError, match=complaint):
-            SentenceEncoder(model).encode(TEXTS)
+            SentenceEncoder(str(tmp_path / place)).encode(TEXTS)
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(OSError, match="cannot be loaded"):
@@ -181,9 +172,7 @@ def test_an_unreachable_hub_is_one_line(monkeypatch, tmp_path):
         raise FileNotFoundError("not cached") if local_files_only else ConnectionError("no route\nto host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(
-        OSError, match=r"no folder here, and the hub cannot be reached \(ConnectionError\)"
-    ) as caught:
+    with pytest.raises(OSError, match=r"no folder here, .* reached \(ConnectionError\)") as caught:
         SentenceEncoder("owner/name", cache=str(tmp_path)).encode(TEXTS)
     assert "\n" not in str(caught.value)
 
@@ -227,10 +216,8 @@ def test_hashed_vectors_are_unit_and_signed():
 
 
 def test_words_that_cancel_have_a_vector_too():
-    vectors = HashedEncoder(dimension=1, word_pairs=False).encode(
-        [f"w{a} w{b}" for a in range(9) for b in range(a)]
-    )
-    np.testing.assert_array_equal(np.abs(vectors), 1)
+    texts = [f"w{a} w{b}" for a in range(9) for b in range(a)]
+    np.testing.assert_array_equal(np.abs(HashedEncoder(1, word_pairs=False).encode(texts)), 1)
 
 
 def test_settings_of_the_hash_are_its_identity():
@@ -245,18 +232,6 @@ def test_settings_of_the_hash_are_its_identity():
 
 
 def test_hashes_are_the_same_in_every_process():
-    program = (
-        "from fedlight.datamodules.vectors.encoders import HashedEncoder;"
-        "print(HashedEncoder(8).encode(['the cat sat']).round(4).tolist())"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert outputs == {f"{HashedEncoder(8).encode(['the cat sat']).round(4).tolist()}\n"}
+    """Python's own hash of a text is another one in each, so also in each run of this test."""
+    vector = HashedEncoder(8).encode(["the cat sat"])[0]
+    assert vector.tolist() == pytest.approx([-0.378, 0, -0.378, 0, -0.378, 0, -0.756, 0], abs=1e-3)

@@ -32,11 +32,8 @@ def test_rows_of_a_kind_get_one_label():
 
 @pytest.mark.parametrize("alpha", [0.01, 100.0])
 def test_clients_are_made_of_labels(build, alpha):
-    module = build(
-        partition=Partition("dirichlet", num_clients=3, alpha=alpha),
-        pseudo_labels=PseudoLabels(HashedEncoder(256), 3),
-        val_share=0.0,
-    )
+    partition, labels = Partition("dirichlet", 3, alpha=alpha), PseudoLabels(HashedEncoder(256), 3)
+    module = build(partition=partition, pseudo_labels=labels, val_share=0.0)
     first = [int(module.train_set[i]["ids"][1]) for i in range(60)]
     kinds = {client: np.unique([first[i] for i in own]) for client, own in module.client_indices.items()}
     assert sum(map(len, kinds.values())) == (3 if alpha < 1 else 9)

@@ -111,20 +111,6 @@ def test_the_order_of_clients_is_the_seeds_and_not_the_mappings():
     assert firsts == set(clusters)
 
 
-def test_it_covers_more_than_everybodys_largest_cluster():
-    """Six clients, alike but for noise: three topics with sizes 3, 2, 1."""
-    rng = np.random.default_rng(0)
-    clusters = {
-        f"c{number}": Clusters(
-            (np.eye(3) + 0.01 * rng.normal(size=(3, 3))).astype(np.float32), np.array([3, 2, 1])
-        )
-        for number in range(6)
-    }
-    topics = list(select_centers(clusters, 0).values())
-    assert topics[:3] == [0, 1, 2]
-    assert all(topics.count(topic) >= 1 for topic in range(3))
-
-
 def test_nobody_and_what_does_not_fit():
     assert select_centers({}, seed=0) == {}
     good = Clusters(np.eye(3, dtype=np.float32), np.ones(3, dtype=np.int64))

@@ -34,10 +34,9 @@ def graph(vectors):
 def sorted_out(vectors, query, number, below=None):
     """All scores in one array, sorted."""
     scores = vectors.astype(float) @ query.astype(float)
-    order = [
-        row for row in np.lexsort((np.arange(len(scores)), -scores)) if below is None or scores[row] < below
-    ]
-    return order[:number], scores[order[:number]]
+    order = np.lexsort((np.arange(len(scores)), -scores))
+    rows = [row for row in order if below is None or scores[row] < below][:number]
+    return rows, scores[rows]
 
 
 @pytest.mark.parametrize("below", [None, 0.7, 0.2, -2.0])
@@ -82,15 +81,15 @@ def test_the_graph_finds_what_exact_search_does(graph, vectors, queries, number,
 
 def test_the_graph_is_asked_again_where_rows_are_above_the_bound(graph, vectors, queries, monkeypatch):
     """Above 0.5 there are some 60 rows to each query, so 30 neighbours are not enough."""
-    asked = []
-    propose = VectorIndex._propose
+    asked, propose = [], VectorIndex._propose
+
+    def noted(self, some, number):
+        asked.append((len(some), number))
+        return propose(self, some, number)
+
+    monkeypatch.setattr(VectorIndex, "_propose", noted)
     monkeypatch.setattr(
-        VectorIndex,
-        "_propose",
-        lambda self, some, number: asked.append((len(some), number)) or propose(self, some, number),
-    )
-    monkeypatch.setattr(
-        index_file, "exact_search", lambda vectors, queries, *rest: [] if not len(queries) else 1 / 0
+        index_file, "exact_search", lambda _, queries, *rest: [] if not len(queries) else 1 / 0
     )
     above = [(vectors @ query >= 0.5).sum() for query in queries]
     assert min(above) > 30
