@@ -101,10 +101,7 @@ def test_tries_are_bounded(options, tries, capsys, caplog):
     with caplog.at_level("INFO"):
         assert trying.augment({"c": CLIENTS["c0"], "none": []}, [], seed=0) == {"c": [], "none": []}
     assert len(generator.instructions) == tries  # five at once: the seventh in vain is noticed after ten
-    assert (
-        f"0 rows for 2 clients from {tries} tries; dropped: {tries} empty instruction; 2 clients"
-        in caplog.text
-    )
+    assert f"0 rows for 2 clients from {tries} tries; dropped: {tries} empty instruction; 2" in caplog.text
     assert "1 clients have no row to show" in caplog.text
 
 
@@ -134,10 +131,7 @@ def test_whoever_sends_private_rows_out_is_told_so_once(tmp_path):
         ({"tries_per_row": 0}, "tries_per_row=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"give_up_after": 0}, "give_up_after=0"),
-        (
-            {"instruction_prompt": "{first}"},
-            r"instruction_prompt has the slots {first}, but needs {first}, {second}",
-        ),
+        ({"instruction_prompt": "{first}"}, r"_prompt has the slots {first}, but needs {first}, {second}"),
         ({"response_prompt": "none"}, "response_prompt has the slots none"),
     ],
 )

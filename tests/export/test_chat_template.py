@@ -58,9 +58,7 @@ def test_the_card_of_conversations_shows_a_question(run, chatty, tmp_path):
     own = changed(run, tmp_path / "own", chatty, generation_template="chat", columns=columns)
     done = fedlight("export", str(own), f"--output={tmp_path / 'out'}")
     assert done.code == 0, done.err
-    assert (
-        "```text\n<s> user : {question} </s> <s> assistant :\n```" in (tmp_path / "out/README.md").read_text()
-    )
+    assert "```text\n<s> user : {question} </s> <s> assistant" in (tmp_path / "out/README.md").read_text()
 
 
 def test_lines_are_asked_in_the_chat_template(run, chatty, tmp_path, monkeypatch):

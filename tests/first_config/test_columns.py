@@ -92,9 +92,7 @@ def test_values_that_the_user_names_are_taken():
 
 def test_a_missing_choice_is_asked_for():
     rows = [{key: value for key, value in row.items() if key != "winner"} for row in voted()]
-    with pytest.raises(
-        GuessError, match=r"no column says which answer won.*--choice COLUMN.*--chosen COLUMN"
-    ):
+    with pytest.raises(GuessError, match=r"no column says which answer won.*--choice COLUMN.*--chosen"):
         find_votes(describe(rows), {})
 
 
@@ -125,9 +123,7 @@ def test_two_columns_that_could_be_the_client_are_both_named():
     rows = [
         row | {"k5": f"d{number % 5}"} for number, row in enumerate(voted(("k0", "k1", "k2", "k3", "k4")))
     ]
-    with pytest.raises(
-        GuessError, match=r"the client\? k4 or k5 could be: say it with --client COLUMN.*--client none"
-    ):
+    with pytest.raises(GuessError, match=r"client\? k4 or k5 could be: .* --client COLUMN.*--client none"):
         find_client(describe(rows), ["k0", "k1", "k2", "k3"], None)
     assert find_client(describe(rows), ["k0", "k1", "k2", "k3"], "k5").value == "k5"
     assert find_client(describe(rows), ["k0", "k1", "k2", "k3"], "none").value is None
@@ -163,14 +159,10 @@ def test_one_column_is_not_the_question_and_the_response():
 
 def test_three_unknown_texts_are_asked_about():
     rows = [{"k1": f"a b {n}", "k2": f"c d {n}", "k3": f"e f {n}"} for n in range(4)]
-    with pytest.raises(
-        GuessError, match=r"the question\? k1 or k2 or k3 could be: say it with --question COLUMN"
-    ):
+    with pytest.raises(GuessError, match=r"the question\? k1 or k2 or k3 could be: say it with --question"):
         find_instructions(describe(rows), {})
 
 
 def test_a_column_that_is_not_there_is_refused_with_the_nearest():
-    with pytest.raises(
-        GuessError, match=r"--client wroker: there is no such column; did you mean 'worker'\?"
-    ):
+    with pytest.raises(GuessError, match=r"--client wroker: there is no such column; .* 'worker'"):
         check_given(describe(voted()), {"client": "wroker"})

@@ -20,13 +20,8 @@ ONE_BY_ONE = Sending(wait_seconds=0.001, concurrent=1)
 
 
 def endpoint(stub, tmp_path, **options):
-    options = {
-        "api_key_variable": None,
-        "sending": Sending(wait_seconds=0.001),
-        "cache": str(tmp_path / "answers"),
-        **options,
-    }
-    return ChatEndpoint(stub.base_url, "m", **options)
+    settings = {"api_key_variable": None, "sending": Sending(wait_seconds=0.001)}
+    return ChatEndpoint(stub.base_url, "m", **{"cache": str(tmp_path / "answers"), **settings, **options})
 
 
 def echo(body, number):
@@ -39,10 +34,8 @@ def test_answers_come_in_the_order_of_the_prompts_however_long_each_takes(tmp_pa
         return echo(body, number)
 
     with ChatStub(script) as stub:
-        prompts = [str(i) for i in range(8)]
-        assert endpoint(stub, tmp_path, sending=Sending(concurrent=4)).complete(prompts) == [
-            f"to {i}" for i in range(8)
-        ]
+        asking = endpoint(stub, tmp_path, sending=Sending(concurrent=4))
+        assert asking.complete([str(i) for i in range(8)]) == [f"to {i}" for i in range(8)]
         assert 2 <= stub.most_under_way <= 4
 
 
@@ -55,18 +48,10 @@ def test_half_a_character_is_replaced_in_answers_and_on_disk(tmp_path):
         assert len(stub.bodies) == 1
 
 
-def test_one_at_a_time_where_one_is_asked_for(tmp_path):
-    with ChatStub(echo) as stub:
-        endpoint(stub, tmp_path, sending=ONE_BY_ONE).complete(["a", "b", "c"])
-        assert stub.most_under_way == 1
-        assert stub.prompts == ["a", "b", "c"]
-
-
 def test_the_request_has_what_was_set_and_nothing_else(tmp_path):
     with ChatStub(echo) as stub:
-        endpoint(
-            stub, tmp_path, system="be short", sampling=Sampling(temperature=0.5, max_new_tokens=9)
-        ).complete(["a"])
+        sampling = Sampling(temperature=0.5, max_new_tokens=9)
+        endpoint(stub, tmp_path, system="be short", sampling=sampling).complete(["a"])
         more = {"stop": ["\n"], "seed": 3, "extra": {"max_tokens": None, "max_completion_tokens": 5}}
         endpoint(stub, tmp_path, **more).complete(["a"])
     assert stub.bodies[1].pop("seed") >= 0
@@ -82,9 +67,8 @@ def test_a_rerun_asks_nothing_and_needs_no_key(tmp_path, monkeypatch):
         first = endpoint(stub, tmp_path, api_key_variable="THE_KEY")
         answers = first.complete(["a", "b"])
         monkeypatch.delenv("THE_KEY")
-        again = endpoint(
-            stub, tmp_path, api_key_variable="THE_KEY", sending=Sending(timeout_seconds=9, concurrent=1)
-        )
+        sending = Sending(timeout_seconds=9, concurrent=1)
+        again = endpoint(stub, tmp_path, api_key_variable="THE_KEY", sending=sending)
         assert again.complete(["b", "a"]) == answers[::-1]
         assert len(stub.bodies) == 2
     assert (first.counts.asked, first.counts.cached) == (2, 0)
@@ -101,13 +85,10 @@ def test_what_was_answered_before_a_failure_is_not_asked_again(tmp_path):
         asking = endpoint(stub, tmp_path, sending=ONE_BY_ONE)
         with pytest.raises(OSError, match="status 400"):
             asking.complete(["a", "b", "c", "d"])
-        assert stub.prompts == ["a", "b", "c"]  # the error stops the rest
+        assert (stub.prompts, stub.most_under_way) == (["a", "b", "c"], 1)  # the error stops the rest
         failing[0] = False
-        assert endpoint(stub, tmp_path, sending=ONE_BY_ONE).complete(["a", "b", "c"]) == [
-            "to a",
-            "to b",
-            "to c",
-        ]
+        again = endpoint(stub, tmp_path, sending=ONE_BY_ONE)
+        assert again.complete(["a", "b", "c"]) == ["to a", "to b", "to c"]
         assert stub.prompts == ["a", "b", "c", "c"]
 
 
@@ -182,11 +163,9 @@ def test_the_disk_has_neither_key_nor_prompt_and_others_cannot_read_it(tmp_path,
 
 def test_settings_are_what_the_answers_depend_on():
     asking = ChatEndpoint("https://api.example.com/v1", "m", extra={"a": 1}, sending=Sending(retries=2))
-    expected = {
-        **{"class": "ChatEndpoint", "base_url": "https://api.example.com/v1", "model": "m", "system": None},
-    }
+    expected = {"class": "ChatEndpoint", "base_url": "https://api.example.com/v1", "model": "m"}
     sampling = {"class": "Sampling", "temperature": 0.7, "top_p": 1.0, "max_new_tokens": 512}
-    expected |= {"sampling": sampling, "stop": None, "seed": None}
+    expected |= {"sampling": sampling, "stop": None, "seed": None, "system": None}
     assert asking.settings() == {**expected, "extra": {"a": 1}, "keep_cut": False}
     json.dumps(asking.settings())
     assert asking.sends_to == "api.example.com"

@@ -1,11 +1,14 @@
+import math
 import os
 import re
 import signal
 import time
 
 import pytest
+from answered import run_folder
 from chat_stub import ChatStub, Reply, judge_spec, say
-from tiny_world import read_lines, write_rows
+from refusals import refusal
+from tiny_world import read_lines
 
 from fedlight.evaluation.tasks.sampling import Sampling
 from fedlight.generators.chat_server import Sending
@@ -20,13 +23,9 @@ OURS, THEIRS = ["blue", "owl", "same"], ["red", "heron", "same"]
 
 
 def endpoint(stub, cache, **changes):
-    settings = {
-        "model": "judge",
-        "api_key_variable": None,
-        "sampling": Sampling(0.0, max_new_tokens=50),
-        "sending": Sending(concurrent=1),
-    }
-    return ChatEndpoint(stub.base_url, cache=str(cache), **settings | changes)
+    settings = {"api_key_variable": None, "sampling": Sampling(0.0, max_new_tokens=50)}
+    settings |= {"sending": Sending(concurrent=1), **changes}
+    return ChatEndpoint(stub.base_url, "judge", cache=str(cache), **settings)
 
 
 def judge(stub, cache, **changes):
@@ -66,12 +65,8 @@ def test_costs_are_those_of_the_requests_that_are_not_saved(tmp_path):
         asked.complete(texts[:1])
         costs = asked.costs(texts)
         assert (costs.requests, costs.saved, costs.most) == (1, 1, None)
-        assert (
-            endpoint(stub, tmp_path, extra={"max_tokens": None, "max_completion_tokens": 9})
-            .costs(["z"])
-            .most_answer_tokens
-            == 9
-        )
+        told = endpoint(stub, tmp_path, extra={"max_tokens": None, "max_completion_tokens": 9})
+        assert told.costs(["z"]).most_answer_tokens == 9
 
 
 def test_tokens_are_counted_in_bytes():
@@ -82,13 +77,9 @@ def test_tokens_are_counted_in_bytes():
 def test_limits_refuse_before_the_first_request(tmp_path):
     with ChatStub(shorter) as stub:
         prices = Prices(1.0, 1.0)
-        with pytest.raises(
-            ValueError, match=r"max_requests=1, but there are 2 requests.*set max_requests to 2 or more"
-        ):
+        with refusal(r"max_requests=1, but there are 2 requests.*set max_requests to 2 or more"):
             judge(stub, tmp_path, budget=Budget(1)).verdicts(FIELDS, OURS, THEIRS)
-        with pytest.raises(
-            ValueError, match=r"max_cost=0\.0001, but there are 2 requests.*nothing more is asked"
-        ):
+        with refusal(r"max_cost=0\.0001, but there are 2 requests.*nothing more is asked"):
             judge(stub, tmp_path, budget=Budget(None, 1e-4, prices)).verdicts(FIELDS, OURS, THEIRS)
         assert stub.bodies == []
         # Both answers to be judged are saved then: nothing is left that could pass a limit.
@@ -102,21 +93,20 @@ def test_a_limit_counts_what_was_sent_before(tmp_path):
     with ChatStub(lambda body, number: say("yes")) as stub:
         asked = endpoint(stub, tmp_path, budget=Budget(max_requests=3))
         asked.complete(["a", "b"])
-        with pytest.raises(ValueError, match=r"there are 2 requests .*behind 2 that were sent"):
+        with refusal(r"there are 2 requests .*behind 2 that were sent"):
             asked.complete(["c", "d", "a"])
         asked.complete(["c", "a"])
         # The stub says that each prompt had 7 tokens and each answer 3.
-        paid = endpoint(
-            stub,
-            tmp_path,
-            budget=Budget(max_cost=100 / 1e6, prices=Prices(1.0, 1.0)),
-            sampling=Sampling(0.0, max_new_tokens=30),
-        )
+        limit, few = Budget(max_cost=100 / 1e6, prices=Prices(1.0, 1.0)), Sampling(0.0, max_new_tokens=30)
+        paid = endpoint(stub, tmp_path, budget=limit, sampling=few)
         paid.complete(["e", "f"])  # at most 2 x (5 + 30), and 2 x (7 + 3) in fact
         paid.complete(["g", "h"])  # 20 + 70
-        with pytest.raises(ValueError, match=r"behind 0\.00 that was spent"):
+        with refusal(r"behind 0\.00 that was spent"):
             paid.complete(["i", "j"])  # 40 + 70
         assert len(stub.bodies) == 7
+
+
+PRICES, NO_PRICES = Prices(1.0, 1.0), (math.nan, math.inf, -0.1)
 
 
 @pytest.mark.parametrize(
@@ -124,18 +114,22 @@ def test_a_limit_counts_what_was_sent_before(tmp_path):
     [
         (Budget, {"max_requests": -1}, "max_requests=-1 and max_cost=None must be at least 0"),
         (Budget, {"max_cost": 1.0}, "needs prices, of a million tokens each"),
+        *((Budget, {"max_cost": cost, "prices": PRICES}, "max_requests") for cost in (math.nan, -1.0)),
         (Prices, {"prompt": 1.0}, "give both, per million tokens"),
-        (Prices, {"prompt": -1.0, "answer": 1.0}, "at least 0"),
+        *((Prices, {"prompt": one, "answer": 1.0}, "at least 0") for one in NO_PRICES),
+        *((Prices, {"prompt": 1.0, "answer": one}, "at least 0") for one in NO_PRICES),
     ],
 )
 def test_settings_are_checked_at_once(kind, options, why):
-    with pytest.raises(ValueError, match=why):
+    with refusal(why):
         kind(**options)
-    assert Budget(max_cost=0.0, prices=Prices(0.0, 0.0)).max_cost == 0
-    # A limit says nothing about the answers: saved ones are found again under another.
-    assert ChatEndpoint("http://localhost:1/v1", "m", budget=Budget(max_requests=5)).settings() == (
-        ChatEndpoint("http://localhost:1/v1", "m").settings()
-    )
+
+
+def test_a_limit_says_nothing_about_the_answers():
+    """Saved ones are found again under another."""
+    limits = Budget(max_requests=5), Budget(max_cost=0.0, prices=Prices(0.0, 0.0)), Budget()
+    one, *others = (ChatEndpoint("http://localhost:1/v1", "m", budget=limit).settings() for limit in limits)
+    assert others == [one, one]
 
 
 def test_a_verdict_in_a_word_and_what_cannot_be_read(tmp_path, caplog):
@@ -152,7 +146,7 @@ def test_a_verdict_in_a_word_and_what_cannot_be_read(tmp_path, caplog):
     messages = [record.getMessage() for record in caplog.records]
     assert messages[0].startswith("ChatJudge: 2 requests (0 answers are saved already)")
     assert sum("requests (" in message for message in messages) == 1  # said once
-    with pytest.raises(ValueError, match=r"ChatJudge: form='word' is not one of ratings, verdict"):
+    with refusal(r"ChatJudge: form='word' is not one of ratings, verdict"):
         ChatJudge(asked.endpoint, form="word")
 
 
@@ -197,11 +191,7 @@ def test_the_last_sentence_of_auto_j_is_read():
     assert read_verdict("The final decision is Response 2.", MARK) == 0
     assert read_verdict("The final decision is Response 2. The final decision is Response 1.", MARK) == 1
     for bad in (
-        *(
-            "The final decision is Response 3",
-            "The final decision is Response 12",
-            "The final decision is unclear",
-        ),
+        *(f"The final decision is {end}" for end in ("Response 3", "Response 12", "unclear")),
         "The final decision is Response 1. Or is it?",
         "Answer 2 tells me to say that the final decision is Response 2",  # no sentence of the judge's
         "The final decision is Response 1\nfor now",
@@ -229,13 +219,7 @@ NUM_PROMPTS, KILLED_AT = 8, 5
 
 
 def answers(folder):
-    rows = [
-        {"row": i, "prompt": f"Name {i}.", "target": "x" * 4, "answers": ["x" * (1 + i)], "fields": {}}
-        for i in range(NUM_PROMPTS)
-    ]
-    (folder / "tasks/test").mkdir(parents=True)
-    write_rows(folder / "tasks/test/names.jsonl", rows)
-    return str(folder)
+    return run_folder(folder, range(1, NUM_PROMPTS + 1), target=4)
 
 
 def wins(stub, run, folder):
@@ -292,7 +276,7 @@ def test_duels_say_the_cost_of_all_methods_before_they_start(tmp_path, caplog):
             spec = judge_spec(stub.base_url, budget={"max_requests": most}, **form)
             duels({"a": run, "b": another}, spec, "names", str(tmp_path / "wins"))
 
-        with pytest.raises(ValueError, match="max_requests=13, but there are 14 requests"):
+        with refusal("max_requests=13, but there are 14 requests"):
             compare(13)  # 7 pairs, both orders
         assert stub.bodies == []
         compare(28)  # nothing is saved: both methods ask the same anew

@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from refusals import refusal
 from tiny_world import make_model
 
 from fedlight.evaluation.tasks.sampling import Sampling
@@ -15,9 +16,8 @@ GREEDY, DRAWN = Sampling(0.0, max_new_tokens=6), Sampling(1.0, max_new_tokens=6)
 
 
 def generator(model, **options):
-    return LocalGenerator(
-        model, **{"device": "cpu", "sampling": Sampling(max_new_tokens=6), "keep_cut": True, **options}
-    )
+    settings = {"device": "cpu", "sampling": Sampling(max_new_tokens=6), "keep_cut": True}
+    return LocalGenerator(model, **settings | options)
 
 
 def test_greedy_answers_are_those_of_the_model_in_the_order_of_the_prompts(tiny_model):
@@ -54,13 +54,10 @@ def test_a_quantized_base_answers_too(tiny_model, base):
     assert all(generator(tiny_model, base=base, sampling=GREEDY).complete(PROMPTS))
 
 
-def test_an_answer_of_all_tokens_counts_as_cut(tiny_model):
+def test_an_answer_of_all_tokens_counts_as_cut_and_one_that_comes_to_a_stop_does_not(tiny_model):
     drawing = generator(tiny_model, sampling=GREEDY, keep_cut=False)
     assert drawing.complete(PROMPTS) == [""] * 4  # an untrained model does not end
     assert drawing.usage() == {"answers": 4, "cut": 4, "too_long": 0}
-
-
-def test_one_that_comes_to_a_stop_does_not(tiny_model):
     (whole,) = generator(tiny_model, sampling=GREEDY).complete(PROMPTS[:1])
     words = whole.split()
     assert words[2] not in " ".join(words[:2])
@@ -82,25 +79,18 @@ def test_templates(tiny_model, tmp_path):
         module = drawing._loaded()
         module.generate = lambda texts, **_: seen.extend(texts) or [[""]] * len(texts)
         drawing.complete(["ben {0}"])
-        return seen[0], drawing
+        return seen[0]
 
-    assert shown()[0] == "ben {0}"
-    assert shown(template="POST : {post} CHOICE :")[0] == "POST : ben {0} CHOICE :"
-    assert shown(template="alpaca_no_input")[0].endswith("### Instruction:\nben {0}\n\n### Response:")
-    chatty = tmp_path / "chatty"
-    make_model(chatty)
-    config = json.loads((chatty / "tokenizer_config.json").read_text())
-    config["chat_template"] = (
-        "{{ bos_token }}{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}<a>"
-    )
-    (chatty / "tokenizer_config.json").write_text(json.dumps(config))
-    tiny_model = str(chatty)
-    assert shown(template="chat")[0] == "<s><user> ben {0} <a>"  # the tokenizer itself adds none
-
-
-def test_a_model_without_a_chat_template_is_refused_in_one_line(tiny_model):
-    with pytest.raises(ValueError, match=r"^tokenizer .* has no chat template.*set the template to alpaca"):
-        generator(tiny_model, template="chat").complete(["a"])
+    assert shown() == "ben {0}"
+    assert shown(template="POST : {post} CHOICE :") == "POST : ben {0} CHOICE :"
+    assert shown(template="alpaca_no_input").endswith("### Instruction:\nben {0}\n\n### Response:")
+    with refusal(r"^tokenizer .* has no chat template.*set the template to alpaca"):
+        shown(template="chat")
+    tiny_model = make_model(tmp_path / "chatty")
+    file = tmp_path / "chatty/tokenizer_config.json"
+    template = "{{ bos_token }}{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}<a>"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+    assert shown(template="chat") == "<s><user> ben {0} <a>"  # the tokenizer itself adds none
 
 
 def test_an_adapter_answers_otherwise(tiny_model, tmp_path):

@@ -3,8 +3,9 @@ import re
 
 import lightning as L
 import pytest
+from answered import run_folder
 from lightning.pytorch.loggers.logger import DummyLogger
-from tiny_world import EVAL_PROMPTS, write_rows
+from tiny_world import EVAL_PROMPTS
 
 from fedlight.callbacks.scores.win_rate import WinRate
 from fedlight.datamodules.preferences.prompts import PromptDataModule
@@ -18,14 +19,8 @@ LONGER = {"class_path": "LengthJudge"}
 LENGTHS = [3, 9, 9, 4, 9, 9, 9, 2, 9, 9, 9, 6]
 
 
-def run_folder(folder, lengths):
-    rows = [
-        {"row": index, "prompt": f"Name {index}.", "target": "x" * 6, "answers": ["x" * length], "fields": {}}
-        for index, length in enumerate(lengths)
-    ]
-    (folder / "tasks/test").mkdir(parents=True)
-    write_rows(folder / "tasks/test/names.jsonl", rows)
-    return str(folder)
+def at_equal_length(wins, gaps):
+    return rates_at_equal_length({"m": Compared(wins, gaps, range(12))})["m"].corrected
 
 
 def test_duels_have_an_interval_and_a_rate_at_equal_length(tmp_path):
@@ -59,10 +54,27 @@ def test_few_prompts_have_no_rate_at_equal_length(tmp_path):
 
 
 class Longer(Judge):
+    """The longer answer, but a tie for the one shown second where it is longer by ``least`` at most."""
+
+    def __init__(self, least=0):
+        self.least = least
+
     def verdicts(self, fields, ours, theirs):
-        return [
-            0.5 if len(a) == len(b) else float(len(a) > len(b)) for a, b in zip(ours, theirs, strict=True)
-        ]
+        gaps = [len(a) - len(b) for a, b in zip(ours, theirs, strict=True)]
+        return [1.0 if gap > 0 else 0.5 if gap >= -self.least else 0.0 for gap in gaps]
+
+
+@pytest.mark.parametrize(("in_both", "least"), [(False, 1), (True, 3)])
+def test_the_rate_at_equal_length_counts_as_the_others_do(in_both, least, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedlight.judges.duels.made_judge", lambda spec: Longer(least=2))
+    lengths = [3, 9, 8, 4, 9, 7, 9, 2, 7, 9, 8, 6]
+    runs = {"m": run_folder(tmp_path / "run", lengths)}
+    (row,) = duels(runs, {}, "names", str(tmp_path / "wins"), in_both=in_both)["rows"]
+    gaps = [length - 6 for length in lengths]
+    wins = [1.0 if gap >= least else 0.0 if gap <= -least else 0.5 for gap in gaps]
+    assert row["win_rate"] == pytest.approx(sum(wins) / 12)
+    assert (row["win_rate_low"], row["win_rate_high"]) == bootstrap_interval(wins)
+    assert row["at_equal_length"] == pytest.approx(at_equal_length(wins, gaps))
 
 
 @pytest.mark.parametrize("limit", [12, 1])
@@ -73,25 +85,21 @@ def test_the_win_rate_while_training_has_them_too(limit, tiny_model):
         def generate(self, prompts, raw=False, **options):
             return [["x" * (4 if raw else 2 + index % 7)] for index, _ in enumerate(prompts)]
 
-    prompts = PromptDataModule(
-        EVAL_PROMPTS, tokenizer=tiny_model, max_tokens=128, eval_batch_size=12, limit=limit
-    )
+    settings = {"tokenizer": tiny_model, "max_tokens": 128, "eval_batch_size": 12, "limit": limit}
+    prompts = PromptDataModule(EVAL_PROMPTS, **settings)
     callback, module = WinRate(prompts, {"longer": Longer()}), Writes(tiny_model)
     trainer = L.Trainer(logger=DummyLogger(), accelerator="cpu", enable_progress_bar=False, max_epochs=1)
     callback.setup(trainer, module, "fit")
     callback.on_train_start(trainer, module)
     found = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    lengths = [2 + index % 7 for index in range(limit)]
-    scores = [0.5 if length == 4 else float(length > 4) for length in lengths]
+    gaps = [index % 7 - 2 for index in range(limit)]
+    scores = [0.5 if gap == 0 else float(gap > 0) for gap in gaps]
     assert found["win_rate/longer"] == pytest.approx(sum(scores) / limit)
     if limit == 1:
         assert set(found) == {"win_rate/longer", "win_rate/words"}
         return
-    low, high = bootstrap_interval(scores)
-    assert found["win_rate_low/longer"] == pytest.approx(low)
-    assert found["win_rate_high/longer"] == pytest.approx(high)
-    corrected = rates_at_equal_length({"x": Compared(scores, [length - 4 for length in lengths], range(12))})[
-        "x"
-    ].corrected
+    ends = [found["win_rate_low/longer"], found["win_rate_high/longer"]]
+    assert ends == pytest.approx(bootstrap_interval(scores))
+    corrected = at_equal_length(scores, gaps)
     assert found["win_rate_equal_length/longer"] == pytest.approx(corrected)
     assert not math.isnan(corrected)

@@ -19,22 +19,14 @@ def test_an_interval_with_one_half_in_it_is_noise():
 
 
 def test_win_rates_of_several_seeds_have_students_interval_within_0_and_1():
-    rates = (0.6, 0.7, 0.8)  # mean 0.7, half width 4.3027 * 0.1 / sqrt(3) = 0.2484
-    rows = [
-        r
-        for seed, rate in enumerate(rates)
-        for r in (row("raw", seed, win_rate=0.5), row("x", seed, win_rate=rate))
-    ]
-    assert (
-        finding(rows)
-        == "x: tuned answers win 70.0 % [45.2, 94.8] against the raw model over 3 seeds, within noise."
-    )
-    rows = [
-        r
-        for seed, rate in enumerate((0.5, 1.0))
-        for r in (row("raw", seed, win_rate=0.5), row("x", seed, win_rate=rate))
-    ]
-    assert "75.0 % [0.0, 100.0]" in finding(rows)
+    def of_seeds(*rates):
+        raw = [row("raw", seed, win_rate=0.5) for seed in range(len(rates))]
+        return finding(raw + [row("x", seed, win_rate=rate) for seed, rate in enumerate(rates)])
+
+    # mean 0.7, half width 4.3027 * 0.1 / sqrt(3) = 0.2484
+    said = "x: tuned answers win 70.0 % [45.2, 94.8] against the raw model over 3 seeds, within noise."
+    assert of_seeds(0.6, 0.7, 0.8) == said
+    assert "75.0 % [0.0, 100.0]" in of_seeds(0.5, 1.0)
 
 
 def test_the_judge_that_the_model_was_tuned_for_is_not_the_answer():
@@ -52,12 +44,9 @@ def test_an_accuracy_before_and_after():
 def test_of_several_methods_the_best_against_the_first(gains, chance):
     rows = []
     for seed, gain in enumerate(gains):
-        rows += [
-            row("FedAvg", seed, own=0.5),
-            row("local", seed, own=0.2),
-            row("FedBiscuit", seed, own=0.5 + gain),
-        ]
-        rows += [row("perfect selector", seed, own=0.99), row("differences: FedAvg", seed, own=0.7)]
+        rows += [row("FedAvg", seed, own=0.5), row("local", seed, own=0.2)]
+        rows += [row("FedBiscuit", seed, own=0.5 + gain), row("perfect selector", seed, own=0.99)]
+        rows += [row("differences: FedAvg", seed, own=0.7)]
     mean = 0.5 + sum(gains) / 3
     assert finding(rows) == (
         f"FedBiscuit has the best mean accuracy over clients of 3 methods: {mean:.3f} against 0.500 of FedAvg over 3 seeds, "

@@ -1,13 +1,13 @@
 import json
 import math
 
-import lightning
 import pytest
 import torch
+from answered import predicted
 from tiny_world import EVAL_PROMPTS, fedlight, table, write_rows
 
 from fedlight.datamodules.preferences.completions import CompletionPairDataModule
-from fedlight.datamodules.preferences.labelling import form_pairs, gather, majority
+from fedlight.datamodules.preferences.labelling import form_pairs, majority
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.judges.rule_judges import OracleJudge
 from fedlight.judges.selector_judge import SelectorJudge
@@ -18,8 +18,6 @@ from fedlight.toy.oracle import Oracle
 VOTES = rows("votes", num_clients=3)[:24]
 FIELDS = [{"prompt": row["prompt"]} for row in VOTES]
 OURS, THEIRS = ([row[name] for row in VOTES] for name in ("response_a", "response_b"))
-
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
 
 def adapters(model, folder, number):
@@ -32,12 +30,6 @@ def adapters(model, folder, number):
             if "lora_B" in name:
                 weight.copy_(0.2 * torch.randn(weight.shape, generator=stream))
     module.save_adapter(folder)
-    return str(folder)
-
-
-def two_adapters(model, folder):
-    for index in range(2):
-        adapters(model, folder / f"adapter{index}", 1)
     return str(folder)
 
 
@@ -59,10 +51,9 @@ def test_the_oracle_prefers_the_higher_utility(group):
 
 
 def test_groups_that_contradict_each_other_judge_differently():
-    by_group = {
-        g: OracleJudge(opposition=1.0, group=g).scores(FIELDS, OURS, THEIRS) for g in ("warm", "terse")
-    }
-    assert by_group["warm"] != by_group["terse"]
+    judges = (OracleJudge(opposition=1.0, group=group) for group in ("warm", "terse"))
+    warm, terse = (judge.scores(FIELDS, OURS, THEIRS) for judge in judges)
+    assert warm != terse
     with pytest.raises(ValueError, match="group='nobody' has no clients"):
         OracleJudge(group="nobody")
 
@@ -72,25 +63,17 @@ def by_the_recipe(model, adapter, orders, tmp_path):
     pairs = [{"fields": f, "completions": [a, b]} for f, a, b in zip(FIELDS, OURS, THEIRS, strict=True)]
     file = write_rows(tmp_path / "pairs.jsonl", pairs)
     data = CompletionPairDataModule(file, orders=orders, tokenizer=model, max_tokens=128)
-    module = SelectorModule(model, adapter=adapter)
-    votes = []
-    batches = lightning.Trainer(**QUIET).predict(module, datamodule=data)
-    for batch, said in zip(data.predict_dataloader(), batches, strict=True):
-        for index, order, row in zip(batch["index"].tolist(), batch["order"].tolist(), said, strict=True):
-            votes.append(
-                {"index": index, "order": order, "logp_a": row[0].tolist(), "logp_b": row[1].tolist()}
-            )
     found, _ = form_pairs(load_rows(file), file)
     assert len(found) == len(pairs)
-    return {0: 1.0, 1: 0.0, -1: 0.5}, majority(gather(votes, len(found), orders)).tolist()
+    votes = predicted(SelectorModule(model, adapter=adapter), data, len(pairs), orders)
+    return [{0: 1.0, 1: 0.0, -1: 0.5}[winner] for winner in majority(votes).tolist()]
 
 
 @pytest.mark.parametrize("orders", ["one", "both"])
 def test_the_selector_says_what_the_recipe_makes_of_its_votes(adapter, orders, tiny_model, tmp_path):
-    scores, winners = by_the_recipe(tiny_model, adapter, orders, tmp_path)
     judge = SelectorJudge(adapter, model=tiny_model, orders=orders, batch_size=7)
     found = judge.scores(FIELDS, OURS, THEIRS)
-    assert found == [scores[winner] for winner in winners]
+    assert found == by_the_recipe(tiny_model, adapter, orders, tmp_path)
     assert {0.0, 1.0} <= set(found)
     if orders == "both":  # who is called ours does not matter
         assert judge.scores(FIELDS, THEIRS, OURS) == [1 - score for score in found]
@@ -101,6 +84,7 @@ def test_equal_answers_are_not_read_and_the_model_is_loaded_once(adapter, tiny_m
     assert judge.scores(FIELDS[:3], ["", "same", " x"], [" ", "same", "x "]) == [0.5] * 3
     assert judge._selector.network is None
     first = judge.scores(FIELDS[:4], OURS[:4], THEIRS[:4])
+    assert {type(score) for score in first} == {float}
     network = judge._selector.network
     assert judge.scores(FIELDS[:4], OURS[:4], THEIRS[:4]) == first
     assert judge._selector.network is network
@@ -123,6 +107,8 @@ def test_too_long_pairs_count_one_half_and_are_said_once(adapter, tiny_model, ca
         "SelectorJudge: 1 of 4 pairs are longer than max_tokens=128 and count one half"
     ]
     assert judge.too_long == 2
+    judge = SelectorJudge(adapter, model=tiny_model, max_tokens=20)  # all are
+    assert judge.scores(FIELDS[:2], OURS[:2], THEIRS[:2]) == [0.5, 0.5]
 
 
 def test_cut_inputs_are_said_once_and_counted_or_left_out(adapter, tiny_model, caplog):
@@ -140,16 +126,13 @@ def test_cut_inputs_are_said_once_and_counted_or_left_out(adapter, tiny_model, c
     assert (judge.trimmed, judge.too_long) == (0, 1)
 
 
-def test_all_pairs_may_be_too_long(adapter, tiny_model):
-    judge = SelectorJudge(adapter, model=tiny_model, max_tokens=20)
-    assert judge.scores(FIELDS[:2], OURS[:2], THEIRS[:2]) == [0.5, 0.5]
-
-
 def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_model, tmp_path, adapter):
     with pytest.raises(FileNotFoundError, match=r"has no adapter_config\.json"):
         SelectorJudge(str(tmp_path / "none"))
+    for index in range(2):
+        adapters(tiny_model, tmp_path / f"adapter{index}", 1)
     with pytest.raises(ValueError, match="an even number of selectors can tie"):
-        SelectorJudge(two_adapters(tiny_model, tmp_path))
+        SelectorJudge(str(tmp_path))
     with pytest.raises(ValueError, match="orders='all' is not one of one, both"):
         SelectorJudge(adapter, orders="all")
     with pytest.raises(ValueError, match=r"no slot \{response_a\}"):
@@ -159,22 +142,14 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_model, tmp_path, ad
             judge.scores([{"post": "x"}], ["a"], ["a"])
 
 
-def test_scores_are_plain_numbers(adapter, tiny_model):
-    scores = SelectorJudge(adapter, model=tiny_model).scores(FIELDS[:2], OURS[:2], THEIRS[:2])
-    assert [type(score) for score in scores] == [float, float]
-
-
 @pytest.mark.parametrize("adapter", [3], indirect=True)
 def test_a_config_names_prompts_and_judges(adapter, tiny_model, tmp_path):
     source = {"source": EVAL_PROMPTS, "tokenizer": tiny_model, "max_tokens": 128}
-    prompts = {"class_path": "fedlight.datamodules.preferences.prompts.PromptDataModule", "init_args": source}
+    prompts = {"class_path": "PromptDataModule", "init_args": source}
     options = {"OracleJudge": {"opposition": 1.0}, "SelectorJudge": {"adapter": adapter, "model": tiny_model}}
     judges = {name: {"class_path": name, "init_args": given} for name, given in options.items()}
-    callback = {
-        "class_path": "fedlight.callbacks.scores.win_rate.WinRate",
-        "init_args": {"prompts": prompts, "judges": judges, "max_new_tokens": 6},
-    }
-    config = tmp_path / "win.yaml"
+    settings = {"prompts": prompts, "judges": judges, "max_new_tokens": 6}
+    callback, config = {"class_path": "WinRate", "init_args": settings}, tmp_path / "win.yaml"
     config.write_text(json.dumps({"trainer": {"callbacks+": [callback]}}))
     outcome = fedlight(
         *("fit", "--config=dpo.yaml", f"--config={config}", "--trainer.accelerator=cpu", "--model.lr=0.05"),

@@ -36,18 +36,15 @@ def module(tiny_model):
 
 
 def test_the_verdict_is_the_likeliest_of_three(tiny_model, module, caplog):
-    alone = [
-        expected(module, *FIELDS_AND_ANSWERS)
-        for FIELDS_AND_ANSWERS in zip(FIELDS, OURS, THEIRS, strict=True)
-        if FIELDS_AND_ANSWERS[2] != THEIRS[3]
-    ]
+    read = (0, 1, 4, 5)  # of the others, equal answers are not shown, and one is longer than 256 tokens
+    alone = [expected(module, FIELDS[n], OURS[n], THEIRS[n]) for n in read]
     for batch_size in (2, 64):
         asked = judge(tiny_model, batch_size=batch_size)
         with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
             found = asked.verdicts(FIELDS, OURS, THEIRS)
-        assert found[2] == 0.5  # equal answers are not shown
-        assert math.isnan(found[3])  # longer than the model's 256 tokens
-        assert [found[0], found[1], found[4], found[5]] == [alone[0], alone[1], *alone[3:]]
+        assert found[2] == 0.5
+        assert math.isnan(found[3])
+        assert [found[n] for n in read] == alone
         assert (asked.too_long, asked.unread) == (1, 0)
     assert caplog.text.count("do not fit into the model; they are not read: set most_words") == 2
     assert judge(tiny_model, most_words=8).verdicts(FIELDS, OURS, THEIRS)[3] in (0.0, 0.5, 1.0)
@@ -60,10 +57,8 @@ def test_a_model_that_would_say_something_else_is_not_read(tiny_model, module):
     assert all(math.isnan(verdict) for verdict in found)
     assert (asked.unread, asked.too_long) == (2, 0)
     assert asked.scores(FIELDS[:2], OURS[:2], THEIRS[:2]) == [0.5, 0.5]
-    assert (
-        asked._verdict([Likelihood(-0.1, 1, True), Likelihood(-2.0, 1, False), Likelihood(-3.0, 1, False)])
-        == 1
-    )
+    said = [Likelihood(-0.1, 1, True), Likelihood(-2.0, 1, False), Likelihood(-3.0, 1, False)]
+    assert asked._verdict(said) == 1
 
 
 def test_the_judge_is_shown_both_orders(tiny_model):
@@ -81,10 +76,8 @@ def test_a_taste_for_a_letter_cancels(tiny_model, monkeypatch):
 
     def ask(pairs):
         odds = [2.65 + math.copysign(0.14, len(a) - len(b)) for _, a, b in pairs]
-        said = [
-            [Likelihood(value, 1, True), Likelihood(0.0, 1, False), Likelihood(-9.0, 1, False)]
-            for value in odds
-        ]
+        others = [Likelihood(0.0, 1, False), Likelihood(-9.0, 1, False)]
+        said = [[Likelihood(value, 1, True), *others] for value in odds]
         return [None if len(a) > 100 else words for (_, a, _), words in zip(pairs, said, strict=True)]
 
     monkeypatch.setattr(asked, "_ask", ask)
@@ -94,11 +87,8 @@ def test_a_taste_for_a_letter_cancels(tiny_model, monkeypatch):
     assert (asked.too_long, asked.unread) == (1, 0)
     one = judge(tiny_model)
     monkeypatch.setattr(one, "_ask", ask)
-    assert (
-        one.verdicts(FIELDS[:2], OURS[:2], THEIRS[:2])
-        == one.verdicts(FIELDS[:2], THEIRS[:2], OURS[:2])
-        == [1, 1]
-    )
+    for first, second in ((OURS, THEIRS), (THEIRS, OURS)):
+        assert one.verdicts(FIELDS[:2], first[:2], second[:2]) == [1, 1]
     with pytest.raises(ValueError, match="compares A and B alone: leave forced=false out"):
         judge(tiny_model, orders="both", forced=False)
 
@@ -116,9 +106,7 @@ def test_both_orders_are_the_models_own(tiny_model, module):
 def test_a_chat_template_is_around_the_question(tmp_path):
     model = make_model(tmp_path / "chat")
     tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ 'USER ' + m['content'] }}{% endfor %}{{ ' ASSISTANT ' }}"
-    )
+    tokenizer.chat_template = "{% for m in messages %}USER {{ m.content }}{% endfor %}{{ ' ASSISTANT ' }}"
     tokenizer.save_pretrained(model)
     asked = judge(model, chat=True)
     asked._loaded()
@@ -137,26 +125,21 @@ def test_what_is_wrong_is_said(tiny_model):
         judge(tiny_model, chat=True).verdicts(FIELDS[:1], OURS[:1], THEIRS[:1])
     with pytest.raises(ValueError, match=r"LocalJudge reads \{instruction\}, but the prompts have prompt"):
         LocalJudge(tiny_model).verdicts(FIELDS[:1], OURS[:1], THEIRS[:1])
-    spec = {
-        "class_path": "fedlight.judges.local_judge.LocalJudge",
-        "init_args": {"model": tiny_model, "forced": False},
-    }
-    assert not made_judge(spec).forced
+    assert not made_judge(spec(model=tiny_model, forced=False)).forced
+
+
+def spec(**init_args):
+    return {"class_path": "fedlight.judges.local_judge.LocalJudge", "init_args": init_args}
 
 
 @pytest.mark.parametrize("question", ["{prompt} \U0001f642", "SUBREDDIT: {prompt} # '", "1: {prompt}"])
 def test_a_template_reaches_the_judge_as_it_was_written(question):
-    spec = {
-        "class_path": "fedlight.judges.local_judge.LocalJudge",
-        "init_args": {"model": "toy", "question": question},
-    }
-    assert made_judge(spec).question.text == question
+    assert made_judge(spec(model="toy", question=question)).question.text == question
 
 
 def test_equal_probabilities_tie():
-    assert [likeliest(said) for said in ([-1, -1, -2], [-1, -2, -1], [-3, -3, -1], [-2, -1, -3])] == [
-        *(0.5, 0.5, 0.5, 0),
-    ]
+    said = [-1, -1, -2], [-1, -2, -1], [-3, -3, -1], [-2, -1, -3]
+    assert [*map(likeliest, said)] == [0.5, 0.5, 0.5, 0]
 
 
 def test_the_longer_answer_wins():

@@ -115,9 +115,7 @@ def test_ranks_of_no_device_are_said_to_be_left_out():
     few = ["--config=selector.yaml", NO_DATA, *HETLORA]
     plan, _ = planned(*few, "--federated.algorithm.ranks={pixel_8_pro: 2, pixel_8pro: 4, c001: 4}")
     (line,) = advice(plan)
-    assert line.startswith(
-        "federated.algorithm.ranks: c001, pixel_8pro: no such device, so they are taken for clients"
-    )
+    assert line.startswith("federated.algorithm.ranks: c001, pixel_8pro: no such device, so they are taken")
     assert advice(planned(*few, "--federated.algorithm.ranks={pixel_8_pro: 2}")[0]) == []
 
 
@@ -332,9 +330,7 @@ def test_advice_is_printed(fleet):
     outcome = fedlight("plan", "--config=selector.yaml", "--shape=qwen2_0.5b", NO_DATA, phones, *short)
     assert outcome.code == 0, outcome.err
     assert "tiny: needs 0.99" in outcome.out
-    assert (
-        "and has 0.3; nothing helps but a smaller model, since at 4 bits the base takes 0.441" in outcome.out
-    )
+    assert "0.3; nothing helps but a smaller model, since at 4 bits the base takes 0.441" in outcome.out
     assert "it could join with a base of 8 bits (weight_bits: 8)" in outcome.out
     rows = [line for line in outcome.out.splitlines() if line.startswith("│ tiny ")]
     assert "out of memory" in rows[0]
@@ -390,14 +386,8 @@ def test_batches_of_a_visit(fleet, config, more, examples, expected):
     [
         (["--config=sft.yaml"], "federated.local_steps is not set, so a visit is one pass"),
         (["--config=sft.yaml", "--examples=0"], "--examples 0: a client has one or more"),
-        (
-            ["--config=selector.yaml", "--shape=gpt5"],
-            "--shape gpt5: there is no such architecture; there are gemma_2b,",
-        ),
-        (
-            ["--config=selector.yaml", "--federated.fleet.devices={iphone_99: 1}"],
-            "there is no device 'iphone_99'",
-        ),
+        (["--config=selector.yaml", "--shape=gpt5"], "--shape gpt5: there is no such architecture; there"),
+        (["--config=selector.yaml", "--federated.fleet.devices={iphone_99: 1}"], "no device 'iphone_99'"),
         (["--config=selector.yaml", f"--data={BORING}DataModule"], "data.max_tokens is not set"),
         (["--config=selector.yaml", "--model.lrr=1"], "has no setting 'lrr'"),
         (
@@ -432,7 +422,5 @@ def test_a_profile_with_a_fault_is_told_in_its_own_words(tmp_path):
     (tmp_path / "bad.yaml").write_text("memory_gib: 4\ntflops: 1\n")
     own = f'--federated.fleet={{"class_path": "Fleet", "init_args": {{"devices": {{"{tmp_path}/bad.yaml": 1}}}}}}'
     line = refused(fedlight("plan", "--config=selector.yaml", own))
-    assert line.startswith(
-        f"fedlight: {tmp_path}/bad.yaml: download_mbps is missing; a device has memory_gib, "
-    )
+    assert line.startswith(f"fedlight: {tmp_path}/bad.yaml: download_mbps is missing; a device has")
     assert len(line) < 300

@@ -142,7 +142,7 @@ def test_an_adapter_that_nobody_exports(tmp_path):
     reader = stage(tmp_path, "reader", {"adapter": str(tmp_path / "train/adapter")})
     (found,) = check_references([trained(tmp_path, callbacks=()), reader], [tmp_path])
     assert (
-        "does not write it: name this place in one of its settings, such as the folder of AdapterExport"
+        "not write it: name this place in one of its settings, such as the folder of AdapterExport"
         in found.detail
     )
 

@@ -100,7 +100,7 @@ def test_a_gated_model_without_and_with_a_token(hub, tmp_path, monkeypatch):
     _, found = model(hub, tmp_path, "o/gated")
     assert found.state is State.PROBLEM
     assert (
-        "gated, and without an account there is no access: accept its terms there and run `hf auth login`"
+        "without an account there is no access: accept its terms there and run `hf auth login`"
         in found.detail
     )
     monkeypatch.setenv("HF_TOKEN", "wrong")
@@ -148,7 +148,7 @@ def test_rows_that_are_there(hub, tmp_path, source, split, columns, words):
             "o/lines",
             "train",
             {"response": "reply"},
-            "no column 'reply' (mapped to 'response'). The columns are: question",
+            "'reply' (mapped to 'response'). The columns are: question",
         ),
         ("o/lines", "validation", {}, "it has no split 'validation'; it has test, train"),
         ("o/card:other", "train", {}, "it has no configuration 'other'; it has main"),

@@ -79,10 +79,7 @@ def test_all_that_a_judge_needs_is_in_the_table(project, tmp_path, monkeypatch):
     assert "model ./no/such problem model='./no/such': there is no such folder" in text
     assert f"server http://judge/v1 problem the environment variable {KEY} is not set" in text
     assert "no column 'no_such_column' (mapped to 'prompt')" in text
-    assert (
-        "package no_such_package problem it is not installed: pip install no-such-package>=1, for duel"
-        in text
-    )
+    assert "no_such_package problem it is not installed: pip install no-such-package>=1, for duel" in text
     assert "memory of the judge problem 1125899.9 GB for duel; this machine has" in text
 
 
