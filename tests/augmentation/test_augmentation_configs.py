@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from tiny_world import fedlight, refused, table, write_rows
+from tiny_world import fedlight, read_lines, refused, table, write_rows
 
 DOMAINS = {
     "codealpaca": "CodeAlpaca-20k",
@@ -37,9 +37,8 @@ def toy(folder, model):
 
 
 def added(folder):
-    lines = (folder / "augmentation/added.jsonl").read_text().splitlines()
     by_client = {}
-    for line in map(json.loads, lines):
+    for line in read_lines(folder / "augmentation/added.jsonl"):
         by_client.setdefault(line["client"], []).append(line)
     return by_client
 
@@ -77,10 +76,8 @@ def test_none(tiny_model, tmp_path):
 @pytest.mark.slow  # whole runs
 def test_feddca_star_after_the_projector(tiny_model, tmp_path):
     star = ["fit", "--config=feddca_star.yaml", *toy(tmp_path / "star", tiny_model)]
-    nothing = tmp_path / "none.ckpt"
-    assert "no such file. Make one with" in refused(
-        fedlight(*star, f"--data.augmentation.projector={nothing}")
-    )
+    nothing = fedlight(*star, f"--data.augmentation.projector={tmp_path / 'none.ckpt'}")
+    assert "no such file. Make one with" in refused(nothing)
     ran(
         *("fit", "--config=projector.yaml", f"--trainer.default_root_dir={tmp_path / 'projector'}"),
         *("--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1"),
@@ -100,29 +97,18 @@ def test_the_setting_of_the_paper(domain, tiny_model, tmp_path):
     """Files of the same columns stand in for the sets of the hub; without a model of the hub, words are hashed."""
     files = {name: write_rows(tmp_path / f"{name}.jsonl", rows_of(name, 30)) for name in (*DOMAINS, "alpaca")}
     own = domain or "mathinstruct"
-    others = [file for name, file in files.items() if name != own]
-    arguments = ["--config=feddca_llama3.yaml"] + (
-        [f"--data=data/{domain}_instructions.yaml"] if domain else []
-    )
+    others = json.dumps([file for name, file in files.items() if name != own])
+    arguments = ["--config=feddca_llama3.yaml"] + [f"--data=data/{domain}_instructions.yaml"] * bool(domain)
     ran(
         *("fit", *arguments, *short(tmp_path / "run", tiny_model), "--model.lora.targets=all-linear"),
-        *(
-            f"--data.source={files[own]}",
-            f"--data.public_source={json.dumps(others)}",
-            "--data.private_rows=20",
-        ),
-        *(
-            "--data.augmentation.encoder=HashedEncoder",
-            "--data.augmentation.number=9",
-            "--data.max_tokens=220",
-        ),
-        "--data.augmentation.alpha=0.99",
+        *(f"--data.source={files[own]}", f"--data.public_source={others}", "--data.private_rows=20"),
+        *("--data.augmentation.encoder=HashedEncoder", "--data.augmentation.number=9"),
+        *("--data.augmentation.alpha=0.99", "--data.max_tokens=220"),
     )
     found = added(tmp_path / "run")
     assert [len(rows) for rows in found.values()] == [9] * 10
     assert {row["source"] for rows in found.values() for row in rows} <= set(files.values())
-    private = (tmp_path / "run/augmentation/private.jsonl").read_text().splitlines()
-    assert len(private) == 20
+    assert len(read_lines(tmp_path / "run/augmentation/private.jsonl")) == 20
 
 
 def rows_of(name, count):

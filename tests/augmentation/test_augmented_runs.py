@@ -1,5 +1,4 @@
 import itertools
-import json
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from nested import nested
 from plain_lightning import assert_equal, trainer
 from scripted_generator import Scripted
-from tiny_world import table, write_rows
+from tiny_world import read_lines, table, write_rows
 
 from fedlight import LESS, FederatedLoop, HashedEncoder, Lora, Optimization, Partition, SFTModule, VisitLog
 from fedlight.augmentation import DirectRetrieval, FedDCA, RandomSampling
@@ -55,25 +54,19 @@ def feddca():
 
 
 def run(folder, model, data, rounds=2, callbacks=(), ckpt=None, **loop):
-    module = SFTModule(
-        model, lora=Lora(rank=2, dropout=0.0), lr=0.05, optimizer=Optimization(name="SGD", args={})
-    )
+    sgd = Optimization(name="SGD", args={})
+    module = SFTModule(model, lora=Lora(rank=2, dropout=0.0), lr=0.05, optimizer=sgd)
     loop = [FederatedLoop(clients_per_round=2, local_steps=3, **loop)] if loop else []
     kept = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     options = {"limit_val_batches": 0, "default_root_dir": folder, "enable_checkpointing": kept}
-    trainer(rounds, [*loop, *callbacks], **options).fit(
-        module, datamodule=data, ckpt_path=ckpt, weights_only=True
-    )
+    fit = trainer(rounds, [*loop, *callbacks], **options)
+    fit.fit(module, datamodule=data, ckpt_path=ckpt, weights_only=True)
     return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
-
-
-def lines(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def by_client(folder):
     """A datamodule of the rows in the record, each with its client: what the augmented one comes to."""
-    rows = lines(folder / "augmentation/private.jsonl") + lines(folder / "augmentation/added.jsonl")
+    rows = [row for name in ("private", "added") for row in read_lines(folder / f"augmentation/{name}.jsonl")]
     rows.sort(key=lambda row: row["client"])  # a client's own come first
     flat = [{"client": row["client"], **row["fields"]} for row in rows]
     return InstructionDataModule(
@@ -99,13 +92,8 @@ def test_augmented_clients_are_clients_with_more_rows(name, tiny_model, tmp_path
 
 
 def small_less(model):
-    sizes = {
-        "lora": Lora(2, 512, 0.1),
-        "dimension": 64,
-        "warmup": WarmUp(0.5, 1),
-        "gradients": ExampleGradients(batch_size=2),
-    }
-    return LESS(model, NUMBER, TEMPLATE, max_tokens=64, device="cpu", **sizes)
+    sizes = {"lora": Lora(2, 512, 0.1), "dimension": 64, "warmup": WarmUp(0.5, 1), "max_tokens": 64}
+    return LESS(model, NUMBER, TEMPLATE, device="cpu", gradients=ExampleGradients(batch_size=2), **sizes)
 
 
 @pytest.mark.parametrize(
@@ -152,24 +140,19 @@ class Counting(RandomSampling):
         return super().augment(clients, public, seed)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Checkpoint directory .* exists and is not empty"
-)  # that is what going on means
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # as it goes on
 def test_a_resumed_run_reads_what_was_added(tiny_model, tmp_path):
-    whole = Counting(NUMBER)
-    uninterrupted = run(
-        tmp_path / "whole", tiny_model, make_data(tmp_path, tiny_model, whole), 4, algorithm=FedAvg()
-    )
-    first, second = Counting(NUMBER), Counting(NUMBER)
-    keep = ModelCheckpoint(tmp_path / "kept", save_top_k=-1, every_n_epochs=1)
-    run(tmp_path / "cut", tiny_model, make_data(tmp_path, tiny_model, first), 2, [keep], algorithm=FedAvg())
-    data = make_data(tmp_path, tiny_model, second)
-    goes_on = ModelCheckpoint(tmp_path / "kept", save_top_k=-1, every_n_epochs=1)
-    resumed = run(
-        tmp_path / "cut", tiny_model, data, 4, [goes_on], ckpt=keep.best_model_path, algorithm=FedAvg()
-    )
+    whole, first, second = Counting(NUMBER), Counting(NUMBER), Counting(NUMBER)
+    keep, goes_on = (ModelCheckpoint(tmp_path / "kept", save_top_k=-1, every_n_epochs=1) for _ in range(2))
+
+    def ran(name, augmentation, *more, **options):
+        data = make_data(tmp_path, tiny_model, augmentation)
+        return run(tmp_path / name, tiny_model, data, *more, algorithm=FedAvg(), **options)
+
+    uninterrupted = ran("whole", whole, 4)
+    ran("cut", first, 2, [keep])
+    resumed = ran("cut", second, 4, [goes_on], ckpt=keep.best_model_path)
     assert (whole.calls, first.calls, second.calls) == (1, 1, 0)
     assert_equal(resumed, uninterrupted)
-    assert lines(tmp_path / "cut/augmentation/added.jsonl") == lines(
-        tmp_path / "whole/augmentation/added.jsonl"
-    )
+    cut, uncut = (read_lines(tmp_path / name / "augmentation/added.jsonl") for name in ("cut", "whole"))
+    assert cut == uncut

@@ -114,7 +114,10 @@ def test_equals_the_equations_written_out(tiny_model, monkeypatch, way):
 
 
 def test_a_row_follows_from_seed_and_texts_alone(tiny_model):
-    """Not from the size of batches, from what was drawn before, or from how many are wanted; and it draws nothing."""
+    """Not from the size of batches, from what was drawn before, or from how many are wanted; and it draws nothing.
+
+    Nor do clients change each other's rows.
+    """
     first = LESS(tiny_model, 6, **SMALL).augment(CLIENTS, PUBLIC, seed=0)
     torch.rand(5)
     np.random.rand(5)
@@ -125,28 +128,17 @@ def test_a_row_follows_from_seed_and_texts_alone(tiny_model):
     assert {client: rows[:4] for client, rows in rows_of(first).items()} == rows_of(second)
     other = LESS(tiny_model, 4, **SMALL).augment(CLIENTS, PUBLIC, seed=1)
     assert scores_of(other) != scores_of(second)
-    again = LESS(tiny_model, 6, **SMALL).augment(CLIENTS, PUBLIC, seed=0)
-    assert again == first
-
-
-def test_clients_do_not_change_each_others_rows(tiny_model):
-    both = LESS(tiny_model, 5, **SMALL).augment(CLIENTS, PUBLIC, seed=0)
-    alone = LESS(tiny_model, 5, **SMALL).augment({"b": CLIENTS["b"]}, PUBLIC, seed=0)
-    assert rows_of(alone)["b"] == rows_of(both)["b"]
+    assert LESS(tiny_model, 6, **SMALL).augment(CLIENTS, PUBLIC, seed=0) == first
+    alone = LESS(tiny_model, 6, **SMALL).augment({"b": CLIENTS["b"]}, PUBLIC, seed=0)
+    assert rows_of(alone)["b"] == rows_of(first)["b"]
 
 
 def test_rows_of_the_clients_own_kind_are_chosen():
     """By the embedded model: of 10 rows for each client, where a third would be right by chance, nearly all are."""
     clients = {f"c{kind}": make_rows([kind] * 6, seed=kind + 10) for kind in range(3)}
     public = make_rows([row % 3 for row in range(60)], seed=4)
-    options = {
-        **SMALL,
-        "lora": replace(ADAPTER(), rank=4),
-        "warmup": replace(WARM_UP, lr=1e-3),
-        "template": "alpaca",
-        "dimension": 1024,
-        "gradients": ExampleGradients(batch_size=12),
-    }
+    options = SMALL | {"lora": replace(ADAPTER(), rank=4), "warmup": replace(WARM_UP, lr=1e-3)}
+    options |= {"template": "alpaca", "dimension": 1024, "gradients": ExampleGradients(batch_size=12)}
     added = LESS("toy", 10, **options).augment(clients, public, seed=0)
     for kind in range(3):
         rows = rows_of(added)[f"c{kind}"]
@@ -166,17 +158,13 @@ def test_what_does_not_fit(tiny_model):
     record = less.record()
     assert (record["public_rows_too_long"], record["clients_without_rows"]) == (2, 1)
     assert (record["warmup_rows"], record["client_sends_bytes"]) == (2, 2 * 128 * 4)
-    assert rows_of(added)["a"] == [
-        row + 1 for row in rows_of(less.augment({"a": CLIENTS["a"]}, PUBLIC[:8], seed=0))["a"]
-    ]
+    short = less.augment({"a": CLIENTS["a"]}, PUBLIC[:8], seed=0)
+    assert rows_of(added)["a"] == [row + 1 for row in rows_of(short)["a"]]
+    assert less.augment(CLIENTS, [], seed=0) == {"a": [], "b": []}
     with pytest.raises(ValueError, match=r"no public row fits into max_tokens=80: raise it"):
         less.augment(clients, [long], seed=0)
     with pytest.raises(ValueError, match=r"no client's row fits into max_tokens=80: raise it"):
         less.augment({"long": [long]}, PUBLIC, seed=0)
-
-
-def test_an_empty_public_set_adds_nothing(tiny_model):
-    assert LESS(tiny_model, 3, **SMALL).augment(CLIENTS, [], seed=0) == {"a": [], "b": []}
 
 
 def test_a_run_that_was_killed_goes_on(tiny_model, tmp_path, monkeypatch):
@@ -197,16 +185,12 @@ def test_a_run_that_was_killed_goes_on(tiny_model, tmp_path, monkeypatch):
         LESS(tiny_model, 5, **kept).augment(CLIENTS, PUBLIC, seed=0)
     (folder,) = tmp_path.iterdir()
     # 8 rows of clients and 30 public ones in the first epoch; 8 and then two blocks of 8 in the second.
-    assert sorted(file.name for file in folder.glob("*.npy")) == [
-        *("0-0.npy", "0-1.npy", "0-2.npy", "0-3.npy"),
-        *("1-0.npy", "1-1.npy"),
-    ]
+    assert sorted(file.stem for file in folder.glob("*.npy")) == ["0-0", "0-1", "0-2", "0-3", "1-0", "1-1"]
     (folder / "0-1.npy").write_bytes(b"cut off")
     taken.clear()
     # Other sizes of batches, and more rows wanted: the same scores.
-    added = LESS(tiny_model, 5, **{**kept, "gradients": ExampleGradients(batch_size=5)}).augment(
-        CLIENTS, PUBLIC, seed=0
-    )
+    other = {**kept, "gradients": ExampleGradients(batch_size=5)}
+    added = LESS(tiny_model, 5, **other).augment(CLIENTS, PUBLIC, seed=0)
     assert rows_of(added) == rows_of(expected)
     assert scores_of(added)["a"] == pytest.approx(scores_of(expected)["a"], abs=1e-5)
     assert sum(taken) == 2 * 8 + 8 + 14
@@ -215,9 +199,8 @@ def test_a_run_that_was_killed_goes_on(tiny_model, tmp_path, monkeypatch):
     assert {client: rows[:5] for client, rows in more.items()} == added
     assert sum(taken) == 2 * 8
     taken.clear()
-    LESS(tiny_model, 5, **{**kept, "lora": replace(ADAPTER(), rank=3)}).augment(
-        CLIENTS, PUBLIC[:5], seed=0
-    )  # nothing is mixed up
+    other = {**kept, "lora": replace(ADAPTER(), rank=3)}  # nothing is mixed up
+    LESS(tiny_model, 5, **other).augment(CLIENTS, PUBLIC[:5], seed=0)
     assert sum(taken) == 2 * (8 + 5)
 
 

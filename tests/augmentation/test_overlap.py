@@ -1,6 +1,5 @@
-import json
-
 from refusals import refusal
+from tiny_world import write_rows
 
 from fedlight.augmentation.overlap import overlap, retrieval_overlap
 
@@ -8,18 +7,11 @@ from fedlight.augmentation.overlap import overlap, retrieval_overlap
 def write(folder, rows):
     folder.mkdir()
     lines = [
-        {
-            "client": client,
-            "rank": rank,
-            "row": row,
-            "score": 0.5,
-            "source": "x",
-            "fields": {"prompt": str(row)},
-        }
+        {"client": client, "rank": rank, "row": row, "score": 0.5, "source": "x", "fields": {"prompt": "p"}}
         for client, numbers in rows.items()
         for rank, row in enumerate(numbers)
     ]
-    (folder / "added.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(folder / "added.jsonl", lines)
     return str(folder)
 
 

@@ -20,15 +20,11 @@ ENCODER = HashedEncoder(dimension=64)
 
 def make(topic, count, extra=4):
     """Rows of a topic: some of its words and a few of everybody's."""
-    words = TOPICS[topic].split()
-    return [
-        {
-            "instruction": " ".join([*RNG.choice(words, 3), *RNG.choice(list("abcdefghijkl"), extra)]),
-            "input": "",
-            "response": f"{topic}",
-        }
-        for _ in range(count)
-    ]
+
+    def text():
+        return " ".join([*RNG.choice(TOPICS[topic].split(), 3), *RNG.choice([*"abcdefghijkl"], extra)])
+
+    return [{"instruction": text(), "input": "", "response": f"{topic}"} for _ in range(count)]
 
 
 CLIENTS = {f"c{number}": make(number % 4, 20) + make((number + 1) % 4, 8) for number in range(5)}
@@ -89,18 +85,14 @@ def test_feddca_is_algorithm_1(alpha, selection):
     notes = augmentation.record()["clients"]
     assert {own["sent_bytes"] for own in notes.values()} == {6 * 64 * 4 + 6 * 8}
     for client, rows in added.items():
-        center = centers[client][notes[client]["chosen"]]
-        np.testing.assert_allclose(
-            [row.score for row in rows], public[[row.row for row in rows]] @ center, rtol=1e-5
-        )
+        scores = public[[row.row for row in rows]] @ centers[client][notes[client]["chosen"]]
+        np.testing.assert_allclose([row.score for row in rows], scores, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "values"), [("selection", ("drop_i", "keep_n_minus_i")), ("alpha", (None, 0.45))]
-)
-def test_a_setting_bites_here(name, values):
+@pytest.mark.parametrize("change", [{"selection": "keep_n_minus_i"}, {"alpha": 0.45}])
+def test_a_setting_bites_here(change):
     """Five clients with six centres each: otherwise the tests above and below would say nothing of it."""
-    one, other = (FedDCA(ENCODER, 12, clusters=6, **{name: value}) for value in values)
+    one, other = (FedDCA(ENCODER, 12, clusters=6, **{"alpha": None, **more}) for more in ({}, change))
     assert rows_of(one.augment(CLIENTS, PUBLIC, 3)) != rows_of(other.augment(CLIENTS, PUBLIC, 3))
     assert FedDCA(ENCODER, 12).settings()["selection"] == "drop_i"
 
@@ -108,9 +100,7 @@ def test_a_setting_bites_here(name, values):
 def test_two_clients_of_one_kind_are_sent_apart():
     """Both have the same two topics, one of them twice as often: one client is sent what the other is not."""
     words = [TOPICS[0]] * 20 + [TOPICS[1]] * 10
-    both = [
-        {"instruction": f"{text} {'abcdefghij'[at % 10]}", "response": ""} for at, text in enumerate(words)
-    ]
+    both = [{"instruction": f"{text} {'abcdefghij'[n % 10]}", "response": ""} for n, text in enumerate(words)]
     clients = {"c0": both, "c1": both}
     added = FedDCA(ENCODER, 10, clusters=2, alpha=None).augment(clients, PUBLIC, seed=0)
     counts = [[row.fields["response"] for row in rows].count("0") for rows in added.values()]
@@ -176,10 +166,8 @@ def test_all_rows_above_alpha_give_nothing_and_the_reason():
 def poor_graph(monkeypatch):
     """Graphs of few links that start at ef = number: they miss much of 240 rows."""
     pytest.importorskip("hnswlib")
-    monkeypatch.setattr(vector_index, "LINKS", 4)
-    monkeypatch.setattr(vector_index, "BUILD_EFFORT", 10)
-    monkeypatch.setattr(vector_index, "MIN_EFFORT", 1)
-    monkeypatch.setattr(vector_index, "SEARCH_EFFORT", 1)
+    for name, value in {"LINKS": 4, "BUILD_EFFORT": 10, "MIN_EFFORT": 1, "SEARCH_EFFORT": 1}.items():
+        monkeypatch.setattr(vector_index, name, value)
 
 
 def augmentations(**settings):
@@ -204,7 +192,7 @@ def test_the_recall_of_a_graph_is_raised_printed_and_recorded(name, poor_graph, 
     for price, searched in (
         (0, "hnsw"),
         (1000, "exact"),
-    ):  # ef costs nothing; the next ef costs more than exact search
+    ):  # the next ef costs nothing, or more than exact search
         monkeypatch.setattr(recall, "ROWS_PER_CANDIDATE", price)
         raised = augmentations(index="hnsw", index_recall=1.0)[name]
         with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
@@ -221,10 +209,8 @@ def test_the_recall_of_a_graph_is_raised_printed_and_recorded(name, poor_graph, 
 
 def test_one_of_several_processes_measures_the_recall_for_all(poor_graph, monkeypatch):
     monkeypatch.setattr(recall, "ROWS_PER_CANDIDATE", 0)
-    calls = []
-    monkeypatch.setattr(
-        retrieval, "reach_recall", lambda *given: calls.append(1) or recall.reach_recall(*given)
-    )
+    calls, reach = [], recall.reach_recall
+    monkeypatch.setattr(retrieval, "reach_recall", lambda *given: calls.append(1) or reach(*given))
     alone = FedDCA(ENCODER, 12, 6, index="hnsw")
     added = alone.augment(CLIENTS, PUBLIC, 0)
     assert len(alone.record()["index"]["tried"]) > 1
@@ -237,16 +223,6 @@ def test_one_of_several_processes_measures_the_recall_for_all(poor_graph, monkey
 
     assert on_team(monkeypatch, 3, body) == [(added, alone.record())] * 3
     assert len(calls) == 1
-
-
-class Counting(HashedEncoder):
-    """Counts what it encodes."""
-
-    calls = 0
-
-    def encode(self, texts):
-        Counting.calls += 1
-        return super().encode(texts)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,7 @@ from fedlight.datamodules.instructions.augmentation import Added
 def test_every_client_gets_its_number_of_rows_with_responses_and_no_public_row():
     generator = Scripted()
     found = SelfInstruct(3, generator).augment(CLIENTS, [], seed=0)
-    assert made(found) == {
-        "c0": ["write0 some0 words0", "write2 some2 words2", "write4 some4 words4"],
-        "c1": ["write1 some1 words1", "write3 some3 words3", "write5 some5 words5"],  # in turn
-    }
+    assert made(found) == {"c0": [unlike(n) for n in (0, 2, 4)], "c1": [unlike(n) for n in (1, 3, 5)]}
     first = {"instruction": "write0 some0 words0", "input": "", "response": "about write0 some0 words0"}
     assert found["c0"][0] == Added(first)
     assert [len(call) for call in generator.calls] == [6, 6]  # across clients: two lists, not twelve
@@ -28,12 +25,10 @@ def test_draws_follow_from_seed_client_and_try():
         return sorted(generator.instructions)
 
     assert prompts(0, CLIENTS) == prompts(0, CLIENTS) != prompts(1, CLIENTS)
-    reordered = dict(reversed(CLIENTS.items()))
-    assert prompts(0, reordered) == prompts(0, CLIENTS)
-    only = prompts(0, {"c0": CLIENTS["c0"]})
-    assert only == [
-        prompt for prompt in prompts(0, CLIENTS) if "mars" not in prompt and "venus" not in prompt
-    ]
+    both = prompts(0, CLIENTS)
+    assert prompts(0, dict(reversed(CLIENTS.items()))) == both
+    of_c0 = [prompt for prompt in both if "mars" not in prompt and "venus" not in prompt]
+    assert prompts(0, {"c0": CLIENTS["c0"]}) == of_c0
 
 
 def test_a_client_with_few_rows_gets_other_draws_of_the_same_prompts():
@@ -59,15 +54,11 @@ def test_what_is_dropped_is_counted_by_reason():
     trying = SelfInstruct(2, generator, max_words=5, tries_per_row=9, batch_size=1)
     found = trying.augment({"c": CLIENTS["c0"]}, [], seed=0)
     assert made(found) == {"c": ["fresh start", "a good end"]}
-    assert trying.record() == {
-        "tries": 9,
-        "dropped": dict(zip(REASONS, (2, 1, 2, 1, 1), strict=True)),
-        "generator": {},
-    }
+    dropped = dict(zip(REASONS, (2, 1, 2, 1, 1), strict=True))
+    assert trying.record() == {"tries": 9, "dropped": dropped, "generator": {}}
     why = "tries_per_row=9 and give_up_after=50 ended the tries"
-    assert trying.why_fewer().startswith(
-        f"{why} (dropped: 2 empty instruction, 1 instruction too long, 2 a known"
-    )
+    told = f"{why} (dropped: 2 empty instruction, 1 instruction too long, 2 a known"
+    assert trying.why_fewer().startswith(told)
     assert SelfInstruct(2, generator, tries_per_row=9).why_fewer() == why  # what was made before is read back
 
 
@@ -75,11 +66,9 @@ def test_rouge_l_is_a_setting():
     def write(number):  # 2 * 3 / 7 = 0.857 with the row of apples, 0.75 with each other
         return f"Tell about {chr(97 + number)} apples."
 
-    kept = [
-        len(SelfInstruct(4, Scripted(write), max_rouge_l=limit).augment({"c": CLIENTS["c0"]}, [], 0)["c"])
-        for limit in (0.8, 0.86)
-    ]
-    assert kept == [0, 4]
+    for limit, kept in ((0.8, 0), (0.86, 4)):
+        found = SelfInstruct(4, Scripted(write), max_rouge_l=limit).augment({"c": CLIENTS["c0"]}, [], 0)
+        assert len(found["c"]) == kept
 
 
 def test_clients_do_not_know_each_others_instructions():
@@ -88,9 +77,8 @@ def test_clients_do_not_know_each_others_instructions():
 
 
 def test_nor_is_an_instruction_of_the_same_batch_taken_twice():
-    found = SelfInstruct(2, Scripted(lambda number: f"the {number // 2}")).augment(
-        {"c": CLIENTS["c0"]}, [], 0
-    )
+    generator = Scripted(lambda number: f"the {number // 2}")
+    found = SelfInstruct(2, generator).augment({"c": CLIENTS["c0"]}, [], 0)
     assert made(found) == {"c": ["the 0", "the 1"]}
 
 
@@ -122,15 +110,14 @@ def test_whoever_sends_private_rows_out_is_told_so_once(tmp_path):
     trying.augment({**CLIENTS, "none": []}, [], seed=0)  # nothing is sent, and warnings are errors here
 
 
+LEAST_ONE = ("number", "max_words", "tries_per_row", "batch_size", "give_up_after")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"number": 0}, "number=0"),
+        *(({name: 0}, f"{name}=0") for name in LEAST_ONE),
         ({"max_rouge_l": 1.1}, "max_rouge_l=1.1"),
-        ({"max_words": 0}, "max_words=0"),
-        ({"tries_per_row": 0}, "tries_per_row=0"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"give_up_after": 0}, "give_up_after=0"),
         ({"instruction_prompt": "{first}"}, r"_prompt has the slots {first}, but needs {first}, {second}"),
         ({"response_prompt": "none"}, "response_prompt has the slots none"),
     ],
@@ -141,21 +128,18 @@ def test_bad_settings_are_refused(options, words):
 
 
 def test_a_slot_that_the_rows_lack_is_refused_before_anything_is_asked():
-    generator = Scripted()
+    generator, clients = Scripted(), {"c": [{"post": "x", "title": "y", "response": "z"}]}
     with refusal("slot='instruction', but the clients' rows have post, title: set slot"):
-        SelfInstruct(1, generator).augment({"c": [{"post": "x", "title": "y", "response": "z"}]}, [], seed=0)
+        SelfInstruct(1, generator).augment(clients, [], seed=0)
     assert not generator.calls
-    found = SelfInstruct(1, generator, slot="post").augment(
-        {"c": [{"post": "x", "title": "y", "response": "z"}]}, [], seed=0
-    )
+    found = SelfInstruct(1, generator, slot="post").augment(clients, [], seed=0)
     assert found["c"][0].fields["post"] == unlike(0)
 
 
 def test_turns():
     def client(name, number):
-        return ClientTries(
-            name, CLIENTS["c1"], number, max_rouge_l=0.7, max_words=9, max_tries=99, give_up_after=9
-        )
+        limits = {"max_rouge_l": 0.7, "max_words": 9, "max_tries": 99, "give_up_after": 9}
+        return ClientTries(name, CLIENTS["c1"], number, **limits)
 
     clients = [client("a", 3), client("b", 1), client("c", 0)]
     turns = [(one.name, number) for one, number in next_tries(clients, 9)]

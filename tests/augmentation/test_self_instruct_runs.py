@@ -1,11 +1,10 @@
 import itertools
-import json
 import shutil
 
 import pytest
 import yaml
 from chat_stub import ChatStub, say
-from tiny_world import fedlight, refused, write_rows
+from tiny_world import fedlight, read_lines, refused, write_rows
 
 KEY = "sk-secret-123"
 PEOPLE = ("anna paints walls .", "ben bakes bread .", "finn reads letters .", "gina builds sheds .")
@@ -16,35 +15,20 @@ ROWS = [
 
 
 def arguments(tmp_path, model, run, generator):
-    augmentation = {
-        "class_path": "SelfInstruct",
-        "init_args": {
-            "number": 2,
-            "generator": generator,
-            "max_rouge_l": 1.0,
-            "folder": str(tmp_path / "tries"),
-        },
+    tries = {"number": 2, "generator": generator, "max_rouge_l": 1.0, "folder": str(tmp_path / "tries")}
+    data = {
+        "source": write_rows(tmp_path / "rows.jsonl", ROWS),
+        "columns": {"instruction": "instruction", "response": "output"},
+        "template": "POST : {instruction} CHOICE :",
+        **{"tokenizer": model, "max_tokens": 64, "split": {"val_share": 0.0}, "batch_size": 2},
+        "partition": {"by": "iid", "num_clients": 3},
+        "augmentation": {"class_path": "SelfInstruct", "init_args": tries},
     }
+    trainer = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_epochs": 1}
     config = {
         "model": {"class_path": "SFTModule", "init_args": {"model": model, "lora": {"rank": 2}}},
-        "data": {
-            "class_path": "AugmentedInstructionDataModule",
-            "init_args": {
-                "source": write_rows(tmp_path / "rows.jsonl", ROWS),
-                "columns": {"instruction": "instruction", "response": "output"},
-                "template": "POST : {instruction} CHOICE :",
-                **{"tokenizer": model, "max_tokens": 64, "split": {"val_share": 0.0}, "batch_size": 2},
-                "partition": {"by": "iid", "num_clients": 3},
-                "augmentation": augmentation,
-            },
-        },
-        "trainer": {
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "max_epochs": 1,
-            "limit_val_batches": 0,
-        },
+        "data": {"class_path": "AugmentedInstructionDataModule", "init_args": data},
+        "trainer": {**trainer, "limit_val_batches": 0},
         "federated": {"class_path": "FederatedLoop", "init_args": {"clients_per_round": 2, "local_steps": 1}},
     }
     file = tmp_path / "config.yaml"
@@ -53,8 +37,7 @@ def arguments(tmp_path, model, run, generator):
 
 
 def added(tmp_path, run):
-    lines = (tmp_path / run / "augmentation/added.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return read_lines(tmp_path / run / "augmentation/added.jsonl")
 
 
 def answer(body, number):
@@ -73,9 +56,7 @@ def endpoint(tmp_path, monkeypatch):
         yield stub, {"class_path": "ChatEndpoint", "init_args": init_args}
 
 
-def test_an_endpoint_from_yaml_makes_rows_that_are_trained_on_and_its_key_is_nowhere(
-    endpoint, tmp_path, tiny_model
-):
+def test_an_endpoint_from_yaml_makes_training_rows_and_its_key_is_nowhere(endpoint, tmp_path, tiny_model):
     stub, generator = endpoint
     outcome = fedlight(*arguments(tmp_path, tiny_model, "run", generator))
     assert outcome.code == 0, outcome.err
@@ -92,20 +73,14 @@ def test_an_endpoint_from_yaml_makes_rows_that_are_trained_on_and_its_key_is_now
     assert KEY not in outcome.out + outcome.err
 
 
-def test_a_second_run_asks_nothing_wherever_it_writes(endpoint, tmp_path, tiny_model):
+def test_later_runs_ask_nothing_wherever_they_write_and_go_on_from_tries(endpoint, tmp_path, tiny_model):
     stub, generator = endpoint
     for run in ("run", "run", "other"):
         assert fedlight(*arguments(tmp_path, tiny_model, run, generator)).code == 0
-    assert len(stub.bodies) == 12
-    assert added(tmp_path, "run") == added(tmp_path, "other")
-
-
-def test_a_run_that_was_stopped_goes_on_from_its_tries(endpoint, tmp_path, tiny_model):
-    stub, generator = endpoint
-    assert fedlight(*arguments(tmp_path, tiny_model, "run", generator)).code == 0
+    before = added(tmp_path, "run")
+    assert before == added(tmp_path, "other")
     (tmp_path / "run/augmentation/settings.json").unlink()  # as if it had not come so far
     shutil.rmtree(tmp_path / "answers")
-    before = added(tmp_path, "run")
     assert fedlight(*arguments(tmp_path, tiny_model, "run", generator)).code == 0
     assert len(stub.bodies) == 12
     assert added(tmp_path, "run") == before
