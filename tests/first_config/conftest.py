@@ -1,8 +1,7 @@
 """A model that reads any text, since its tokens are bytes; the embedded one knows the words of its world alone."""
 
-import json
-
 import pytest
+from tiny_world import write_rows
 
 from fedlight.first_config.draft import Draft, Wishes, make_draft
 
@@ -17,14 +16,11 @@ def byte_model(tmp_path_factory) -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     folder = tmp_path_factory.mktemp("bytes")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>").save_pretrained(
-        folder
-    )
+    options = {"tokenizer_object": tokenizer, "pad_token": "<pad>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(**options).save_pretrained(folder)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = LlamaConfig(
-        vocab_size=len(signs), max_position_embeddings=1024, eos_token_id=1, bos_token_id=None, **sizes
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    sizes |= {"vocab_size": len(signs), "max_position_embeddings": 1024}
+    LlamaForCausalLM(LlamaConfig(eos_token_id=1, bos_token_id=None, **sizes)).save_pretrained(folder)
     return str(folder)
 
 
@@ -33,7 +29,6 @@ def made(tmp_path, byte_model):
     """Draft for some rows."""
 
     def made(rows, model=byte_model, **wishes) -> Draft:
-        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return make_draft(Wishes(str(tmp_path / "rows.jsonl"), model=model, **wishes))
+        return make_draft(Wishes(write_rows(tmp_path / "rows.jsonl", rows), model=model, **wishes))
 
     return made

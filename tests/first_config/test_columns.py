@@ -13,11 +13,10 @@ def voted(names=("prompt", "answer_a", "answer_b", "winner", "worker"), choices=
     rows = []
     for worker in range(6):
         for one in range(4):
-            other = (one + 1 + worker % 2) % 4
+            answers = ANSWERS[one], ANSWERS[(one + 1 + worker % 2) % 4]
             values = (
                 f"what colour is thing {one % 2} ?",
-                ANSWERS[one],
-                ANSWERS[other],
+                *answers,
                 choices[(worker + one) % 3],
                 f"w{worker}",
             )
@@ -27,9 +26,8 @@ def voted(names=("prompt", "answer_a", "answer_b", "winner", "worker"), choices=
 
 def test_usual_names_are_read():
     found = find_votes(describe(voted()), {})
-    assert found.columns == {
-        **{"prompt": "prompt", "response_a": "answer_a", "response_b": "answer_b", "choice": "winner"},
-    }
+    columns = {"prompt": "prompt", "response_a": "answer_a", "response_b": "answer_b", "choice": "winner"}
+    assert found.columns == columns
     assert found.choice_values == {"a": "a", "b": "b", "tie": "tie"}
     assert all(guess.sure for guess in found.guesses)
 
@@ -79,14 +77,11 @@ def test_numbers_that_the_user_explains_are_sure():
     assert (values.sure, values.reason) == (True, "given with --a and --b")
 
 
-def test_a_choice_of_unknown_values_names_them_and_the_options():
+def test_a_choice_of_unknown_values_names_them_and_the_options_and_takes_what_the_user_says():
+    columns = describe(voted(choices=("ja", "nein", "egal")))
     with pytest.raises(GuessError, match=r"column winner: .* They are ja, nein, egal.*--a VALUE --b VALUE"):
-        find_votes(describe(voted(choices=("ja", "nein", "egal"))), {})
-
-
-def test_values_that_the_user_names_are_taken():
-    rows = voted(choices=("ja", "nein", "egal"))
-    found = find_votes(describe(rows), {}, values={"a": ["ja"], "b": ["nein"], "tie": ["egal"]})
+        find_votes(columns, {})
+    found = find_votes(columns, {}, values={"a": ["ja"], "b": ["nein"], "tie": ["egal"]})
     assert found.choice_values == {"a": "ja", "b": "nein", "tie": "egal"}
 
 
@@ -97,9 +92,8 @@ def test_a_missing_choice_is_asked_for():
 
 
 def test_chosen_and_rejected_need_no_choice():
-    rows = [
-        {"prompt": f"what is {n} ?", "chosen": f"it is {n}", "rejected": f"it is not {n}"} for n in range(4)
-    ]
+    texts = {"prompt": "what is {} ?", "chosen": "it is {}", "rejected": "it is not {}"}
+    rows = [{name: text.format(n) for name, text in texts.items()} for n in range(4)]
     found = find_votes(describe(rows), {})
     assert found.columns == {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
     assert found.choice_values == {}
@@ -120,13 +114,14 @@ def test_a_column_that_follows_from_the_question_is_no_client():
 
 
 def test_two_columns_that_could_be_the_client_are_both_named():
-    rows = [
-        row | {"k5": f"d{number % 5}"} for number, row in enumerate(voted(("k0", "k1", "k2", "k3", "k4")))
-    ]
-    with pytest.raises(GuessError, match=r"client\? k4 or k5 could be: .* --client COLUMN.*--client none"):
-        find_client(describe(rows), ["k0", "k1", "k2", "k3"], None)
-    assert find_client(describe(rows), ["k0", "k1", "k2", "k3"], "k5").value == "k5"
-    assert find_client(describe(rows), ["k0", "k1", "k2", "k3"], "none").value is None
+    *used, client = names = ("k0", "k1", "k2", "k3", "k4")
+    columns = describe([row | {"k5": f"d{number % 5}"} for number, row in enumerate(voted(names))])
+    with pytest.raises(
+        GuessError, match=rf"client\? {client} or k5 could be: .* --client COLUMN.*--client none"
+    ):
+        find_client(columns, used, None)
+    assert find_client(columns, used, "k5").value == "k5"
+    assert find_client(columns, used, "none").value is None
 
 
 def test_rows_without_any_client_are_dealt_out_and_that_is_said():

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from refusals import refusal
+from tiny_world import read_lines, write_rows
 
 from fedlight import toy
 from fedlight.cli.main import main
@@ -20,34 +22,35 @@ RENAMED = {"prompt": "ask", "response_a": "one", "response_b": "two", "choice": 
 
 
 @pytest.fixture(scope="module")
-def vote_lines():
-    """The embedded world's votes under other names."""
-    rows = [{RENAMED[name]: row[name] for name in RENAMED} for row in toy.rows("votes")[:600]]
-    return "".join(json.dumps(row) + "\n" for row in rows)
+def of_the_world():
+    """The embedded world's votes and instructions under other names."""
+    votes = [{RENAMED[name]: row[name] for name in RENAMED} for row in toy.rows("votes")[:600]]
+    rows = toy.rows("instructions", split="private", client_rows=20)
+    asked = [(f"{row['instruction']} {row['input']}", row["output"], row["client"]) for row in rows]
+    return votes, [dict(zip(("ask", "reply", "clinic"), row, strict=True)) for row in asked]
 
 
 @pytest.fixture
-def votes(tmp_path, monkeypatch, vote_lines):
+def votes(tmp_path, monkeypatch, of_the_world):
     """A file of the working folder."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "votes.jsonl").write_text(vote_lines)
+    write_rows(tmp_path / "votes.jsonl", of_the_world[0])
     return "votes.jsonl"
 
 
-@pytest.fixture(scope="module")
-def instruction_lines():
-    rows = [
-        {"ask": f"{row['instruction']} {row['input']}", "reply": row["output"], "clinic": row["client"]}
-        for row in toy.rows("instructions", split="private", client_rows=20)
-    ]
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 @pytest.fixture
-def instructions(tmp_path, monkeypatch, instruction_lines):
+def instructions(tmp_path, monkeypatch, of_the_world):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "asked.jsonl").write_text(instruction_lines)
+    write_rows(tmp_path / "asked.jsonl", of_the_world[1])
     return "asked.jsonl"
+
+
+def asked(number, **more):
+    """So many rows of a question and a reply, and columns of numbers of the row."""
+    return [
+        {"ask": f"which {n}", "reply": f"that {n}", **{name: value(n) for name, value in more.items()}}
+        for n in range(number)
+    ]
 
 
 def init(source, *options):
@@ -56,23 +59,19 @@ def init(source, *options):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_config_of_each_method_passes_the_checks_before_a_run(method, votes, instructions, capsys):
+    """And has no part of the embedded world but the model."""
     source = instructions if method in ("feddca", "fewfedpit", "sft") else votes
     with pytest.raises(SystemExit) as end:
         init(source, "--method", method, "--output", "own.yaml", "--dry-run")
     shown = capsys.readouterr().out
     assert end.value.code == 0, shown
     assert "nothing is wrong: the run can start" in shown
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_no_config_has_a_part_of_the_embedded_world(method, votes, instructions):
-    source = instructions if method in ("feddca", "fewfedpit", "sft") else votes
-    text = write(make_draft(Wishes(source, method, "toy")), "own.yaml")
+    text = Path("own.yaml").read_text()
     assert text.count("toy") == 1
+    assert len(text.splitlines()) < 110
     config = yaml.safe_load(text)
     assert config["model"]["init_args"]["model"] == "toy"
     assert not any("Task" in entry["class_path"] for entry in config["trainer"]["callbacks"])
-    assert len(text.splitlines()) < 110
 
 
 def test_clients_draw_the_rows_that_they_write_and_show_examples_in_their_own_template(instructions):
@@ -83,10 +82,10 @@ def test_clients_draw_the_rows_that_they_write_and_show_examples_in_their_own_te
 
 
 def test_where_most_rows_are_too_long_half_of_those_that_fit_are_the_clients(instructions, tmp_path, capsys):
-    rows = [json.loads(line) for line in (tmp_path / instructions).read_text().splitlines()]
+    rows = read_lines(tmp_path / instructions)
     for place, row in enumerate(rows):
         row["reply"] += f" {row['reply']}" * 300 * (place % 4 > 0)
-    (tmp_path / instructions).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / instructions, rows)
     with pytest.raises(SystemExit) as end:
         init(instructions, "--method", "feddca", "--output", "own.yaml", "--dry-run")
     assert end.value.code == 0, capsys.readouterr().out
@@ -103,32 +102,25 @@ def test_votes_train_and_make_a_report(votes, capsys, tmp_path):
     assert (tmp_path / "runs/own/report.html").stat().st_size > 10_000
 
 
-def test_table_and_header_say_what_is_not_sure(votes, capsys, tmp_path):
+def test_table_and_header_say_what_is_not_sure_and_no_file_is_replaced_untold(votes, capsys, tmp_path):
     init(votes, "--output", "own.yaml")
     shown = capsys.readouterr().out
     assert all(name in shown for name in RENAMED.values())
-    unsure = (
-        (tmp_path / "own.yaml").read_text().partition("without being sure")[2].partition("seed_everything")[0]
-    )
+    text = (tmp_path / "own.yaml").read_text()
+    unsure = text.partition("without being sure")[2].partition("seed_everything")[0]
     assert "#   method: fedbis (the rows are votes on two answers;" in unsure
     assert "client" not in unsure
+    with pytest.raises(SystemExit, match="2"):
+        init(votes, "--output", "own.yaml")
+    assert "own.yaml exists already: give another --output FILE, or --force" in capsys.readouterr().err
+    init(votes, "--output", "own.yaml", "--force")
 
 
 def test_choice_words_are_single_tokens_of_the_model():
     guess = find_choices(load_tokenizer("toy"), True, None, None)
     assert len(guess.value) == 2
-    with pytest.raises(
-        GuessError, match=r"none of extraordinarily and unbelievably are single tokens.*--choices WORD WORD"
-    ):
+    with refusal(r"none of extraordinarily and unbelievably are single tokens.*--choices WORD WORD"):
         find_choices(load_tokenizer("toy"), True, ("extraordinarily", "unbelievably"), None)
-
-
-def test_a_file_is_not_replaced_without_being_told(votes, capsys):
-    init(votes, "--output", "own.yaml")
-    with pytest.raises(SystemExit, match="2"):
-        init(votes, "--output", "own.yaml")
-    assert "own.yaml exists already: give another --output FILE, or --force" in capsys.readouterr().err
-    init(votes, "--output", "own.yaml", "--force")
 
 
 def test_votes_are_refused_for_a_method_on_instructions(votes, capsys):
@@ -154,8 +146,8 @@ def test_csv_and_parquet_are_read_as_json_is(votes, tmp_path):
     import pyarrow
     import pyarrow.parquet
 
-    rows = [json.loads(line) for line in (tmp_path / votes).read_text().splitlines()]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "votes.parquet")
+    table = pyarrow.Table.from_pylist(read_lines(tmp_path / votes))
+    pyarrow.parquet.write_table(table, tmp_path / "votes.parquet")
     drafts = [make_draft(Wishes(source, model="toy")) for source in (votes, "votes.parquet")]
     assert drafts[0].columns == drafts[1].columns
     assert drafts[0].sizes == drafts[1].sizes
@@ -184,9 +176,8 @@ def test_conversations_that_end_with_the_user_are_named_and_left_out(made):
     assert draft.columns == {"instruction": "talk.:-1", "response": "talk.-1", "client": "site"}
     (line,) = [guess for guess in draft.guesses if guess.what == "left out"]
     assert (line.value, line.reason) == ("2 rows", "talk does not end with a reply in row 3, 6")
-    assert next(guess.reason for guess in draft.guesses if guess.what == "clients").startswith(
-        "3 to 3 rows each"
-    )
+    (clients,) = [guess.reason for guess in draft.guesses if guess.what == "clients"]
+    assert clients.startswith("3 to 3 rows each")
 
 
 @pytest.mark.parametrize("last", ["user", "stranger"])
@@ -199,15 +190,16 @@ def test_conversations_of_which_none_is_known_to_end_with_a_reply_stay_whole(mad
 def test_conversations_that_begin_alike_are_chosen_and_rejected(made, has_prompt):
     rows = [{"chosen": talk(n, f"say {n}"), "rejected": talk(n, f"not {n}")} for n in range(8)]
     if has_prompt:
-        rows = [
-            {"prompt": row["chosen"][:1], "chosen": row["chosen"][1:], "rejected": row["rejected"][1:]}
-            for row in rows
-        ]
+        parts = [(row["chosen"][:1], row["chosen"][1:], row["rejected"][1:]) for row in rows]
+        rows = [dict(zip(("prompt", "chosen", "rejected"), part, strict=True)) for part in parts]
     question = "prompt" if has_prompt else "chosen.:-1"
     assert made(rows).columns == {"prompt": question, "chosen": "chosen.-1", "rejected": "rejected.-1"}
 
 
-PAIR = {"ask": "which is it", "answer_a": "the one here", "answer_b": "the other one"}
+PAIR = {
+    name: f"{text} {{}}".format
+    for name, text in {"ask": "which is it", "answer_a": "the one here", "answer_b": "the other"}.items()
+}
 
 
 @pytest.mark.parametrize(
@@ -218,11 +210,8 @@ PAIR = {"ask": "which is it", "answer_a": "the one here", "answer_b": "the other
     ],
 )
 def test_two_answers_without_a_choice_are_asked_for_the_choice(made, more, message):
-    rows = [
-        {**{k: f"{v} {n}" for k, v in PAIR.items()}, **{k: f(n) for k, f in more.items()}} for n in range(40)
-    ]
     with pytest.raises(GuessError, match=message):
-        made(rows)
+        made([{name: value(n) for name, value in {**PAIR, **more}.items()} for n in range(40)])
 
 
 @pytest.mark.parametrize(
@@ -246,15 +235,7 @@ def test_options_that_do_not_fit_are_named(votes, capsys, options, message):
 
 
 def test_rows_for_tests_in_the_same_file_are_pointed_out(made):
-    rows = [
-        {
-            "ask": f"which {n}",
-            "reply": f"that {n}",
-            "part": ["train", "test"][n % 4 == 0],
-            "site": "abc"[n % 3],
-        }
-        for n in range(24)
-    ]
+    rows = asked(24, part=lambda n: ["train", "test"][n % 4 == 0], site=lambda n: "abc"[n % 3])
     guess = next(guess for guess in made(rows, columns={"client": "site"}).guesses if "test" in guess.what)
     assert (guess.what, guess.sure) == ("rows of test, train", False)
 
@@ -271,15 +252,14 @@ def test_one_row_is_nothing_to_guess_from(made):
 
 
 def test_few_rows_are_dealt_out_to_few_clients(made):
-    draft = made([{"ask": f"which {n}", "reply": f"that {n}"} for n in range(9)])
+    draft = made(asked(9))
     assert draft.sizes.clients == 2
     assert "num_clients: 2" in write(draft, "own.yaml")
 
 
 @pytest.mark.parametrize(("clients", "rows"), [(500, 100_000), (2, 100_000), (3, 50_001)])
 def test_clients_are_counted_over_all_rows_whatever_their_order(made, clients, rows):
-    made_of = [{"ask": f"which {n}", "reply": f"that {n}", "device": n % clients} for n in range(rows)]
-    draft = made(made_of)
+    draft = made(asked(rows, device=lambda n: n % clients))
     assert draft.columns["client"] == "device"
     assert draft.sizes.clients == clients
     (client,) = [guess for guess in draft.guesses if guess.what == "client"]
@@ -287,7 +267,7 @@ def test_clients_are_counted_over_all_rows_whatever_their_order(made, clients, r
 
 
 def test_clients_of_unlike_sizes_are_counted_without_rows_that_miss_something(made):
-    rows = [{"ask": f"which {n}", "reply": f"that {n}", "site": "ab"[n > 5]} for n in range(24)]
+    rows = asked(24, site=lambda n: "ab"[n > 5])
     rows[23]["site"], rows[22]["reply"] = None, ""
     guesses = {guess.what: guess.reason for guess in made(rows).guesses}
     assert "2 values with 6 to 17 rows each" in guesses["client"]
@@ -295,11 +275,8 @@ def test_clients_of_unlike_sizes_are_counted_without_rows_that_miss_something(ma
 
 
 def test_tokens_are_counted_of_rows_that_no_period_picks(made):
-    rows = [
-        {"ask": f"which {n}", "reply": "that " * (2 + 98 * (n % 2)), "site": n // 2 % 2} for n in range(1200)
-    ]
-    draft = made(rows)  # every fourth row is short
-    assert draft.max_tokens > 400
+    rows = asked(1200, reply=lambda n: "that " * (2 + 98 * (n % 2)), site=lambda n: n // 2 % 2)
+    assert made(rows).max_tokens > 400  # every other row is short
 
 
 def test_rows_of_a_saved_data_set_are_described_as_those_of_a_file(tmp_path):
@@ -328,9 +305,8 @@ def test_rows_that_the_model_cannot_read_are_refused_with_the_share_and_the_reme
 
 def test_rows_of_which_the_model_cannot_read_a_part_are_told(made):
     words = [row["prompt"].split() for row in toy.rows("votes")[:60]]
-    known = [
-        {"frage": " ".join(w[:4]), "antwort": " ".join(w[4:8]), "praxis": "ab"[len(w) % 2]} for w in words
-    ]
+    texts = [(" ".join(w[:4]), " ".join(w[4:8]), "ab"[len(w) % 2]) for w in words]
+    known = [dict(zip(("frage", "antwort", "praxis"), text, strict=True)) for text in texts]
     line = next(guess for guess in made(known + german(range(40)), "toy").guesses if guess.what == "model")
     assert not line.sure
     assert "40% of the text is unknown" in line.reason
@@ -352,9 +328,11 @@ def instruct_model(byte_model, tmp_path):
     return str(folder)
 
 
+SUMS = [{"instruction": f"Add {n} and 1.", "output": f"It is {n + 1}."} for n in range(20)]
+
+
 def test_an_instruct_model_is_asked_in_its_own_chat_template(made, instruct_model):
-    rows = [{"instruction": f"Add {n} and 1.", "output": f"It is {n + 1}."} for n in range(20)]
-    draft = made(rows, instruct_model)
+    draft = made(SUMS, instruct_model)
     assert draft.template == "chat"
     assert draft.looks == "<pad>user\n{instruction}</s>\n<pad>assistant\n{response}</s>\n"
     data = yaml.safe_load(write(draft, "own.yaml"))["data"]["init_args"]
@@ -362,16 +340,12 @@ def test_an_instruct_model_is_asked_in_its_own_chat_template(made, instruct_mode
     assert data["columns"] == {"input": "", "instruction": "instruction", "response": "output"}
     # <pad>user Add 19 and 1. assistant It is 20. with line breaks and ends: 48 bytes and tokens, and two more are counted.
     assert draft.max_tokens >= 50
-    assert made(rows).template == "QUESTION: {instruction}\nANSWER:"
-    assert made(rows, instruct_model, template="Q: {instruction}\nA:").looks == ""
+    assert made(SUMS).template == "QUESTION: {instruction}\nANSWER:"
+    assert made(SUMS, instruct_model, template="Q: {instruction}\nA:").looks == ""
 
 
 def test_conversations_keep_their_turns_in_a_chat_template(made, instruct_model):
-    turns = [
-        {"role": "user", "content": "Hello, who is there?"},
-        {"role": "assistant", "content": "It is me."},
-    ]
-    rows = [{"messages": [{"role": "system", "content": f"Be brief {n}."}, *turns]} for n in range(20)]
+    rows = [{"messages": [{"role": "system", "content": "Be brief."}, *talk(n, "It is.")]} for n in range(20)]
     draft = made(rows, instruct_model)
     assert draft.columns == {"messages": "messages.:-1", "response": "messages.-1"}
     assert draft.looks == "<pad>system\n{system}</s>\n<pad>user\n{user}</s>\n<pad>assistant\n{response}</s>\n"
@@ -388,13 +362,12 @@ def test_an_instruct_model_s_comparison_is_a_message(votes, instruct_model, caps
 
 
 def test_a_config_names_the_number_type_that_this_machine_computes_fastest_in(made, monkeypatch):
-    rows = [{"instruction": f"Add {n} and 1.", "output": f"It is {n + 1}."} for n in range(20)]
-    draft = made(rows)
+    draft = made(SUMS)
     assert yaml.safe_load(write(draft, "own.yaml"))["model"]["init_args"]["dtype"] == "fp32"
     monkeypatch.setattr(number_type, "NARROW", 1)
     monkeypatch.setattr(number_type, "bf16_speed", lambda width: 1.5)
     monkeypatch.setattr(number_type.hardware, "computes_bf16", lambda device: True)
-    draft = made(rows)
+    draft = made(SUMS)
     assert yaml.safe_load(write(draft, "own.yaml"))["model"]["init_args"]["dtype"] == "bf16"
     line = next(guess for guess in draft.guesses if guess.what == "dtype")
     if not number_type.torch.cuda.is_available():
@@ -402,8 +375,7 @@ def test_a_config_names_the_number_type_that_this_machine_computes_fastest_in(ma
 
 
 def test_conversations_that_all_end_with_the_user_are_refused_with_the_remedy(made):
-    turns = [{"role": "assistant", "content": "It is me."}]
-    rows = [{"messages": [*turns, {"role": "user", "content": f"Who are you, {n}?"}]} for n in range(20)]
+    rows = [{"messages": talk(n, "", speakers=("assistant", "user"))} for n in range(20)]
     with pytest.raises(GuessError, match="end conversations with an answer of the assistant"):
         made(rows)
 

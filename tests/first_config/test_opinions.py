@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from tiny_world import write_rows
 
 from fedlight.cli.main import main
 from fedlight.first_config.columns import GuessError
@@ -19,11 +20,9 @@ def write_files(folder, names):
         for p in range(40)
         for s in range(12)
     ]  # fmt: skip
-    statements = [
-        {item: str(s), text: f"we want thing number {s}", moderated: "1" if s % 3 else "0"} for s in range(12)
-    ]
+    statements = [{item: str(s), text: f"we want {s}", moderated: "01"[s % 3 > 0]} for s in range(12)]
     for name, rows in (("votes", votes), ("statements", statements)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{name}.jsonl", rows)
 
 
 @pytest.mark.parametrize("names", [OURS, THEIRS], ids=["usual names", "other names"])
@@ -42,12 +41,9 @@ def test_the_recipe_runs_to_its_table(tmp_path, monkeypatch):
     write_files(tmp_path, THEIRS)
     main(["init", "votes.jsonl", "--statements", "statements.jsonl", "--output", "own.yaml"])
     main(["run", "own.yaml", "--output", "out"])
-    (row,) = [
-        row
-        for row in json.loads((tmp_path / "out/results.json").read_text())["rows"]
-        if row["method"] == "FedBis"
-    ]
-    assert row["own"] > 0.8
+    rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    (own,) = [row["own"] for row in rows if row["method"] == "FedBis"]
+    assert own > 0.8
 
 
 def test_votes_on_single_statements_ask_for_the_statements(tmp_path):

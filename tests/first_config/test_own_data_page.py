@@ -23,9 +23,7 @@ def test_the_page_has_files_and_commands_of_each_kind():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_writes_a_config_that_passes_the_checks(
-    command, byte_model, tmp_path, monkeypatch, capsys
-):
+def test_each_command_writes_a_config_that_passes_checks(command, byte_model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
