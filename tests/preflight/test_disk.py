@@ -20,17 +20,13 @@ def read(folder, command, config, name="a"):
 
 def task(limit=None, source="o/x"):
     rows = {"class_path": "fedlight.datamodules.rows.task_rows.TaskRows", "init_args": {"source": source}}
-    return {
-        "class_path": "fedlight.evaluation.tasks.gsm8k.GSM8K",
-        "init_args": {"data": rows, "limit": limit, "max_new_tokens": 6, "samples": 2},
-    }
+    init_args = {"data": rows, "limit": limit, "max_new_tokens": 6, "samples": 2}
+    return {"class_path": "fedlight.evaluation.tasks.gsm8k.GSM8K", "init_args": init_args}
 
 
 def scorer(tasks, **settings):
-    return {
-        "class_path": "fedlight.callbacks.scores.task_scores.TaskScores",
-        "init_args": {"tasks": tasks, **settings},
-    }
+    init_args = {"tasks": tasks, **settings}
+    return {"class_path": "fedlight.callbacks.scores.task_scores.TaskScores", "init_args": init_args}
 
 
 @pytest.mark.parametrize(
@@ -70,13 +66,11 @@ def test_no_space_is_a_problem_and_unknown_answers_are_named(tmp_path, monkeypat
     kind = type(disk_usage(tmp_path))
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda place: kind(10**9, 10**9 - 10**8, 10**8))
     data = {"init_args": {"source": "o/z", "limit": 10**6, "max_tokens": 10}}
-    known = read(
-        tmp_path, "predict", {"model": {"init_args": {"completions": {"max_new_tokens": 10}}}, "data": data}
-    )
+    completions = {"init_args": {"completions": {"max_new_tokens": 10}}}
+    known = read(tmp_path, "predict", {"model": completions, "data": data})
     unknown = read(tmp_path, "predict", {"data": {"init_args": {"source": "o/y"}}}, "votes")
-    training = SimpleNamespace(
-        model="m", base_bytes=0, at_rest=SimpleNamespace(adapter_bytes=0, moment_bytes=0)
-    )
+    at_rest = SimpleNamespace(adapter_bytes=0, moment_bytes=0)
+    training = SimpleNamespace(model="m", base_bytes=0, at_rest=at_rest)
     (found,) = check_disk([known, unknown], [training], tmp_path, 2, {}, {}, ROWS)
     assert found.state is State.PROBLEM
     assert "about 200.0 MB of checkpoints, adapters and answers; 100.0 MB are free" in found.detail

@@ -17,11 +17,13 @@ from fedlight.recipes.stages import Stage
 from fedlight.support.files import write_json
 from fedlight.support.needs import Model, Package, RowSource, Server
 
-ENDPOINT = {
-    "class_path": "fedlight.generators.endpoint.ChatEndpoint",
-    "init_args": {"base_url": "http://h/v1", "model": "m"},
-}
-JUDGE = {"class_path": "fedlight.judges.chat_judge.ChatJudge", "init_args": {"endpoint": ENDPOINT}}
+
+def spec(class_path, **init_args):
+    return {"class_path": class_path, "init_args": init_args}
+
+
+ENDPOINT = spec("fedlight.generators.endpoint.ChatEndpoint", base_url="http://h/v1", model="m")
+JUDGE = spec("fedlight.judges.chat_judge.ChatJudge", endpoint=ENDPOINT)
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +33,13 @@ def recipe(tmp_path_factory):
 
     def write(name="good", test=None, train=None, last=None):
         data = {"data.init_args.source": VOTES, "data.init_args.split.test_source": HELDOUT}
+        scored = {**data, "model.init_args.adapter": "${run}/train/adapter", **(test or {})}
         stages = {
             "train": {"fit": "selector.yaml", "with": {**data, "trainer.max_epochs": 2, **(train or {})}},
-            "score": {
-                "test": "selector.yaml",
-                "with": {**data, "model.init_args.adapter": "${run}/train/adapter", **(test or {})},
-            },
+            "score": {"test": "selector.yaml", "with": scored},
         }
-        stages |= last or {}
         file = folder / f"{name}.yaml"
-        file.write_text(json.dumps({"seeds": [0, 1], "stages": stages}))
+        file.write_text(json.dumps({"seeds": [0, 1], "stages": stages | (last or {})}))
         return str(file)
 
     return write
@@ -49,30 +48,25 @@ def recipe(tmp_path_factory):
 def test_a_recipe_that_can_start(recipe, tmp_path):
     outcome = fedlight("run", recipe(), "--dry-run", f"--output={tmp_path / 'out'}")
     assert outcome.code == 0, outcome.out
-    assert "2 parse: 2 commands, 0 functions" in outcome.out
-    assert "1 files and folders of earlier stages" in outcome.out
-    assert "model toy" in outcome.out
-    assert "memory of SelectorModule on toy" in outcome.out
-    assert "nothing is wrong: the run can start" in outcome.out
+    for said in (
+        *("2 parse: 2 commands, 0 functions", "1 files and folders of earlier stages", "model toy"),
+        *("memory of SelectorModule on toy", "nothing is wrong: the run can start"),
+    ):
+        assert said in outcome.out
     assert not (tmp_path / "out").exists()
 
 
 def test_every_mistake_is_in_the_table(recipe, tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    duel = {
-        "call": "fedlight.judges.duels.duels",
-        "with": {"methods": {}, "judge": JUDGE, "task": "x", "output": "${run}/duel"},
+    duel = {"methods": {}, "judge": JUDGE, "task": "x", "output": "${run}/duel"}
+    last = {
+        "duel": {"call": "fedlight.judges.duels.duels", "with": duel},
+        "unbound": {"call": "fedlight.recipes.steps.merge_adapter", "with": {"modell": "toy"}},
     }
-    unbound = {"call": "fedlight.recipes.steps.merge_adapter", "with": {"modell": "toy"}}
-    file = recipe(
-        "bad",
-        train={"model.init_args.lr": "fast", "federated.clients_per_round": 2},
-        test={
-            "model.init_args.adapter": "${run}/trian/adapter",
-            "data.init_args.split.test_source": "votes.jsonl",
-        },
-        last={"duel": duel, "unbound": unbound},
-    )
+    train = {"model.init_args.lr": "fast", "federated.clients_per_round": 2}
+    test = {"model.init_args.adapter": "${run}/trian/adapter"}
+    test["data.init_args.split.test_source"] = "votes.jsonl"
+    file = recipe("bad", train=train, test=test, last=last)
     outcome = fedlight("run", file, "--dry-run", f"--output={tmp_path / 'out'}")
     assert outcome.code == 2
     text = " ".join(outcome.out.replace("│", " ").split())
@@ -98,11 +92,9 @@ def stage(folder, name, config=None, command="fit", **settings):
 
 
 def trained(folder, name="train", callbacks=("AdapterExport", "GroupLog"), epochs=2):
-    adapter = {"folder": str(folder / name / "adapter")}
-    parts = [{"class_path": f"fedlight.{callback}", "init_args": adapter} for callback in callbacks]
-    parts.append(
-        {"class_path": "x.ModelCheckpoint", "init_args": {"dirpath": str(folder / name / "checkpoints")}}
-    )
+    adapter = str(folder / name / "adapter")
+    parts = [spec(f"fedlight.{callback}", folder=adapter) for callback in callbacks]
+    parts.append(spec("x.ModelCheckpoint", dirpath=str(folder / name / "checkpoints")))
     return stage(folder, name, {"trainer": {"callbacks": parts, "max_epochs": epochs}})
 
 
@@ -141,26 +133,16 @@ def test_what_a_function_takes_only_if_it_was_run_may_be_left_out(tmp_path):
 def test_an_adapter_that_nobody_exports(tmp_path):
     reader = stage(tmp_path, "reader", {"adapter": str(tmp_path / "train/adapter")})
     (found,) = check_references([trained(tmp_path, callbacks=()), reader], [tmp_path])
-    assert (
-        "not write it: name this place in one of its settings, such as the folder of AdapterExport"
-        in found.detail
-    )
+    assert "name this place in one of its settings, such as the folder of AdapterExport" in found.detail
 
 
 def test_needs_of_settings(tmp_path):
-    encoder = {
-        "class_path": "fedlight.datamodules.vectors.encoders.SentenceEncoder",
-        "init_args": {"model": "o/small"},
-    }
-    data = {
-        "class_path": "x.AugmentedInstructionDataModule",
-        "init_args": {
-            **{"source": "o/private", "split": "train", "columns": {"instruction": "q", "input": ""}},
-            "public_source": ["o/one", "o/two"],
-            **{"public_columns": [{"instruction": "a"}, {"instruction": "b"}], "encoder": encoder},
-        },
-    }
-    model = {"class_path": "fedlight.modules.sft.SFTModule", "init_args": {"model": "o/large"}}
+    encoder = spec("fedlight.datamodules.vectors.encoders.SentenceEncoder", model="o/small")
+    settings = {"source": "o/private", "split": "train", "columns": {"instruction": "q", "input": ""}}
+    settings |= {"public_source": ["o/one", "o/two"], "encoder": encoder}
+    settings["public_columns"] = [{"instruction": "a"}, {"instruction": "b"}]
+    data = spec("x.AugmentedInstructionDataModule", **settings)
+    model = spec("fedlight.modules.sft.SFTModule", model="o/large")
     found = needs([stage(tmp_path, "a", {"model": model, "data": data, "judge": JUDGE})])
     assert found == {
         Model("o/large", False): ["a"],
@@ -174,12 +156,9 @@ def test_needs_of_settings(tmp_path):
 
 
 def test_a_benchmark_needs_what_its_class_reads(tmp_path):
-    rows = {
-        "class_path": "x.TaskRows",
-        "init_args": {"source": "o/x", "split": "test", "columns": None, "where": None, "share": None},
-    }
-    rows["init_args"]["columns"] = {"question": "asked", "post": "never asked for"}
-    task = {"class_path": "fedlight.evaluation.tasks.gsm8k.GSM8K", "init_args": {"data": rows}}
+    columns = {"question": "asked", "post": "never asked for"}
+    rows = spec("x.TaskRows", source="o/x", split="test", columns=columns, where=None, share=None)
+    task = spec("fedlight.evaluation.tasks.gsm8k.GSM8K", data=rows)
     (found,) = needs([stage(tmp_path, "a", {"tasks": {"gsm8k": task}}, command="test")])
     assert found == RowSource("o/x", "test", (("answer", "answer"), ("question", "asked")))
 
@@ -217,7 +196,7 @@ def test_a_fleet_is_looked_at_with_the_ranks_of_its_devices(recipe, tmp_path):
 
     def fleet(budget):
         files = {device_file(tmp_path, "phone", memory_gib=f"{budget / 2**30:.12f}"): 1.0}
-        return {"class_path": "fedlight.devices.fleet.Fleet", "init_args": {"devices": files}}
+        return spec("fedlight.devices.fleet.Fleet", devices=files)
 
     def needs(rank):
         more = f"--federated.fleet={json.dumps(fleet(1))}", f"--federated.algorithm.ranks=[{rank}]"
@@ -226,12 +205,9 @@ def test_a_fleet_is_looked_at_with_the_ranks_of_its_devices(recipe, tmp_path):
     assert needs(2) < needs(8)
     settings = {"model.init_args.lora.rank": 8, "federated.algorithm": "HetLoRA"}
     settings |= {"federated.fleet": fleet(needs(2) + 0.5)}
-    both = memory_findings(recipe, tmp_path, **settings, **{"federated.algorithm.ranks": [2, 8]})
-    assert "1 of 1 devices can take part" in both
-    by_name = memory_findings(recipe, tmp_path, **settings, **{"federated.algorithm.ranks": {"phone": 2}})
-    assert "1 of 1 devices can take part" in by_name
-    large = memory_findings(recipe, tmp_path, **settings, **{"federated.algorithm.ranks": [8]})
-    assert "no device can take part: phone (out of memory)" in large
+    takes_part, none = "1 of 1 devices can take part", "no device can take part: phone (out of memory)"
+    for ranks, said in (([2, 8], takes_part), ({"phone": 2}, takes_part), ([8], none)):
+        assert said in memory_findings(recipe, tmp_path, **settings, **{"federated.algorithm.ranks": ranks})
 
 
 def test_forward_passes_alone_take_less_of_this_machine(recipe, tmp_path):
@@ -260,22 +236,19 @@ def test_what_does_not_fit_says_what_would(monkeypatch, activations, base, state
     from fedlight.preflight import memory
     from fedlight.preflight.machine import MachineMemory
 
-    training = SimpleNamespace(
-        name="train",
-        model="o/m",
-        base="plain",
-        cuda=False,
-        loop=SimpleNamespace(fleet=None),
-        texts=8,
-        settings={"module": "SFTModule", "batch_size": 8, "max_tokens": 97},
-        at_rest=SimpleNamespace(base_bytes=base * 10**9),
-        process_bytes=0,
-        trained_bytes=0,
-        peak_bytes=(base + activations) * 10**9,
-        activation_bytes=activations * 10**9,
-    )
-    monkeypatch.setattr(
-        memory, "memory_of", lambda cuda: MachineMemory(100 * 10**9, "this machine has 100.0 GB")
-    )
+    settings = {"module": "SFTModule", "batch_size": 8, "max_tokens": 97}
+    names = {
+        "name": "train",
+        "model": "o/m",
+        "base": "plain",
+        "cuda": False,
+        "settings": settings,
+        "texts": 8,
+    }
+    counts = {"peak_bytes": (base + activations) * 10**9, "activation_bytes": activations * 10**9}
+    counts |= {"at_rest": SimpleNamespace(base_bytes=base * 10**9), "process_bytes": 0, "trained_bytes": 0}
+    training = SimpleNamespace(**names, **counts, loop=SimpleNamespace(fleet=None))
+    here = MachineMemory(100 * 10**9, "this machine has 100.0 GB")
+    monkeypatch.setattr(memory, "memory_of", lambda cuda: here)
     (found,) = check_memory([training])
     assert (found.state, words in found.detail) == (state, True)

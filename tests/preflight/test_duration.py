@@ -56,25 +56,19 @@ def test_generation_is_prompts_times_tokens_and_measured_once_for_a_model(tmp_pa
     _, found = forecast(tmp_path, monkeypatch, first=answers, again={"like": "first"})
     said = "at most 1,200 tokens, 60 texts of 20: at most 5.5 minutes at 4 tokens/s, measured here"
     assert found == {"generation of first": said, "generation of again": said}
-    assert capsys.readouterr().err == (
-        "measuring time of generation by toy: two short generations, up to a minute\n"
-    )
+    measuring = "measuring time of generation by toy: two short generations, up to a minute\n"
+    assert capsys.readouterr().err == measuring
 
 
 def test_what_has_no_forecast_is_named_in_one_line(tmp_path, monkeypatch, capsys):
-    callbacks = [{"class_path": "Forgetting"}]
-    _, found = forecast(
-        tmp_path,
-        monkeypatch,
-        train={"fit": "selector.yaml", "with": {**ROUNDS, "trainer.callbacks": callbacks}},
-        score={"test": "selector.yaml", "with": {"model.init_args.adapter": "${run}/train/adapter"}},
-        features={"fit": "polis.yaml"},
-        all_prompts={"predict": "completions.yaml"},
-        table={
-            "call": "fedlight.recipes.steps.merge_adapter",
-            "with": dict.fromkeys(("model", "adapter", "output"), "x"),
-        },
-    )
+    callbacks, merged = [{"class_path": "Forgetting"}], dict.fromkeys(("model", "adapter", "output"), "x")
+    given = {
+        "train": {"fit": "selector.yaml", "with": {**ROUNDS, "trainer.callbacks": callbacks}},
+        "score": {"test": "selector.yaml", "with": {"model.init_args.adapter": "${run}/train/adapter"}},
+        **{"features": {"fit": "polis.yaml"}, "all_prompts": {"predict": "completions.yaml"}},
+        "table": {"call": "fedlight.recipes.steps.merge_adapter", "with": merged},
+    }
+    _, found = forecast(tmp_path, monkeypatch, **given)
     assert found["time that is not counted"] == (
         "score (test), features (fit), all_prompts (predict), functions: 1, Forgetting"
     )
@@ -84,9 +78,8 @@ def test_what_has_no_forecast_is_named_in_one_line(tmp_path, monkeypatch, capsys
 def test_a_model_that_may_not_fit_is_not_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(duration, "memory_of", lambda cuda: MachineMemory(10**6, "this machine has 1.0 MB"))
     _, found = forecast(tmp_path, monkeypatch, answers={"predict": "completions.yaml", "with": ANSWERS})
-    assert found == {
-        "generation of answers": "at most 1,200 tokens, 60 texts of 20; not timed, as toy may be too large for this machine"
-    }
+    said = "at most 1,200 tokens, 60 texts of 20; not timed, as toy may be too large for this machine"
+    assert found == {"generation of answers": said}
 
 
 def test_two_generations_tell_prompts_from_tokens(monkeypatch):

@@ -23,31 +23,21 @@ def parquet(rows):
 
 LINES = b"".join(json.dumps({"question": "q", "answer": {"text": "a"}}).encode() + b"\n" for _ in range(3))
 WHOLE = LINES * 1000
-CARD = {
-    "license": "mit",
-    "dataset_info": [
-        {
-            "config_name": "main",
-            "features": [{"name": "turns", "list": [{"name": "text", "dtype": "string"}]}],
-            "splits": [{"name": "train", "num_examples": 7}],
-            "download_size": 1000,
-        }
-    ],
+MAIN = {
+    **{"config_name": "main", "download_size": 1000, "splits": [{"name": "train", "num_examples": 7}]},
+    "features": [{"name": "turns", "list": [{"name": "text", "dtype": "string"}]}],
 }
-WEIGHTS = {
-    "config.json": b'{"model_type": "llama"}',
-    "model.safetensors": bytes(5000),
-    "tokenizer.json": bytes(70),
-}
+CARD = {"license": "mit", "dataset_info": [MAIN]}
+WEIGHTS = {"config.json": b'{"model_type": "llama"}', "model.safetensors": bytes(5000)}
+WEIGHTS["tokenizer.json"] = bytes(70)
+WIDE = parquet([{"x": str(n) * 30, "y": n} for n in range(9000)])
 HUB = {
     "models/o/open": Repository(WEIGHTS | {"copy/model.safetensors": bytes(9)}, {"license": "apache-2.0"}),
     "models/o/gated": Repository(WEIGHTS, gated=True),
     "models/o/pickled": Repository({"config.json": b"{}", "pytorch_model.bin": bytes(9)}),
     "datasets/o/lines": Repository({"train.jsonl": LINES, "data/test.csv": b"question,answer\n1,2\n"}),
     "datasets/o/whole": Repository({"train.jsonl": WHOLE}, ranged=False),
-    "datasets/o/wide": Repository(
-        {"train.parquet": parquet([{"x": str(n) * 30, "y": n} for n in range(9000)])}
-    ),
+    "datasets/o/wide": Repository({"train.parquet": WIDE}),
     "datasets/o/listed": Repository({"rows.json": b'[{"a": 1}, {"a": '}),
     "datasets/o/card": Repository({}, CARD),
     "datasets/o/script": Repository({"script.py": b""}),
@@ -123,12 +113,7 @@ def test_a_model_that_cannot_be_had(hub, tmp_path, name, words):
 @pytest.mark.parametrize(
     ("source", "split", "columns", "words"),
     [
-        (
-            "o/lines",
-            "train",
-            {"instruction": "question", "response": "answer.text"},
-            "there; columns question, answer.text",
-        ),
+        ("o/lines", "train", {"q": "question", "a": "answer.text"}, "there; columns question, answer.text"),
         ("o/lines", "test", {"response": "answer"}, "there; columns answer; its card names no license"),
         ("o/listed", "train", {"x": "a"}, "there; columns a"),
         ("o/card:main", "train", {"prompt": "turns.1.text"}, "7 rows; columns turns.1.text; license mit"),
@@ -144,12 +129,7 @@ def test_rows_that_are_there(hub, tmp_path, source, split, columns, words):
 @pytest.mark.parametrize(
     ("source", "split", "columns", "words"),
     [
-        (
-            "o/lines",
-            "train",
-            {"response": "reply"},
-            "'reply' (mapped to 'response'). The columns are: question",
-        ),
+        ("o/lines", "train", {"a": "reply"}, "no column 'reply' (mapped to 'a'). The columns are: question"),
         ("o/lines", "validation", {}, "it has no split 'validation'; it has test, train"),
         ("o/card:other", "train", {}, "it has no configuration 'other'; it has main"),
         ("o/card:main", "test", {}, "it has no split 'test'; it has train"),
@@ -179,11 +159,8 @@ def test_of_a_hub_out_of_reach_the_cache_counts(hub, tmp_path, monkeypatch):
     cached.mkdir(parents=True)
     (cached / "rows.arrow").touch()
     _, found = rows(hub, tmp_path, "o/lines")
-    assert found == (
-        "data o/lines, train",
-        State.OK,
-        f"in the cache, {cached}; its columns were not looked at",
-    )
+    said = f"in the cache, {cached}; its columns were not looked at"
+    assert found == ("data o/lines, train", State.OK, said)
     _, found = model(hub, tmp_path, "o/open")
     assert found == ("model o/open", State.OK, "in the cache, 0.0 MB of weights")
 

@@ -15,15 +15,8 @@ from fedlight.stacking.fast_layers import use_fast_layers
 
 
 def counted(*settings, name="sft.yaml"):
-    arguments = [
-        "fit",
-        "--config",
-        find_config(name),
-        "--data.batch_size=4",
-        "--data.max_tokens=64",
-        *settings,
-    ]
-    config = ReadSettings(arguments).config["fit"]
+    arguments = ["fit", "--config", find_config(name), "--data.batch_size=4", "--data.max_tokens=64"]
+    config = ReadSettings([*arguments, *settings]).config["fit"]
     return memory.count_training("train", config, "toy", {})
 
 
@@ -39,12 +32,8 @@ def test_the_peak_is_the_sum_of_its_parts():
     words = skeleton.causal_lm.config.vocab_size
     activations = CostMeter(skeleton).cost(BatchShape(4, 64, 4 * 63)).activation_bytes
     parts = [530_000_000 + 1250 * words, 4 * frozen, (4 + 4 + 8) * trained, round(1.1 * activations)]
-    assert [
-        found.process_bytes,
-        found.at_rest.base_bytes,
-        found.trained_bytes,
-        found.activation_bytes,
-    ] == parts
+    resting = [found.process_bytes, found.at_rest.base_bytes, found.trained_bytes]
+    assert [*resting, found.activation_bytes] == parts
     assert found.peak_bytes == sum(parts)
 
 
@@ -56,23 +45,16 @@ def test_a_base_in_16_bits_takes_half_and_its_activations_more_than_that():
 
 
 def test_what_a_quantized_base_leaves_unquantized_is_in_the_number_type():
-    plain, nf4, half = (
-        counted(),
-        counted("--model.base=nf4"),
-        counted("--model.base=nf4", "--model.dtype=bf16"),
-    )
-    rest = 2 * (nf4.at_rest.base_bytes - half.at_rest.base_bytes)
-    assert 0 < rest < nf4.at_rest.base_bytes < plain.at_rest.base_bytes
-    assert nf4.at_rest.base_bytes - rest == pytest.approx(
-        (plain.at_rest.base_bytes - rest) / 4 * (0.5 + 4 / 64), rel=1e-3
-    )
+    bases = (), ("--model.base=nf4",), ("--model.base=nf4", "--model.dtype=bf16")
+    plain, nf4, half = (counted(*base).at_rest.base_bytes for base in bases)
+    rest = 2 * (nf4 - half)
+    assert 0 < rest < nf4 < plain
+    assert nf4 - rest == pytest.approx((plain - rest) / 4 * (0.5 + 4 / 64), rel=1e-3)
 
 
 def test_gradient_checkpointing_is_in_the_forecast():
-    assert (
-        counted("--model.execution.gradient_checkpointing=true").activation_bytes
-        < 0.8 * counted().activation_bytes
-    )
+    less = counted("--model.execution.gradient_checkpointing=true")
+    assert less.activation_bytes < 0.8 * counted().activation_bytes
 
 
 def test_a_step_is_the_second_of_two_batches_and_grows_with_the_operations(monkeypatch):

@@ -85,28 +85,17 @@ def test_all_that_a_judge_needs_is_in_the_table(project, tmp_path, monkeypatch):
 
 def test_with_all_of_it_there_the_run_can_start(project, tmp_path, monkeypatch):
     monkeypatch.setenv(KEY, "secret")
-    monkeypatch.setattr(
-        OwnJudge,
-        "requires",
-        lambda settings: [Model(settings["model"]), Server(settings["url"], KEY), Package("json", "x")],
-    )
+    there = [Model("toy"), Server("http://judge/v1", KEY), Package("json", "x")]
+    monkeypatch.setattr(OwnJudge, "requires", lambda settings: there)
     code, text = dry_run(tmp_path, duel=duel(model="toy"))
     assert code == 0, text
     assert "secret" not in text
 
 
 def test_an_augmentation_inside_a_datamodule(project, tmp_path):
-    data = {
-        "class_path": "fedlight.datamodules.instructions.augmented.AugmentedInstructionDataModule",
-        "init_args": {
-            "source": "toy:instructions",
-            "public_source": "toy:instructions",
-            "augmentation": {
-                "class_path": "own_project.OwnAugmentation",
-                "init_args": {"number": 1, "reader": "./nor/this"},
-            },
-        },
-    }
+    own = {"class_path": "own_project.OwnAugmentation", "init_args": {"number": 1, "reader": "./nor/this"}}
+    settings = {"source": "toy:instructions", "public_source": "toy:instructions", "augmentation": own}
+    data = {"class_path": "AugmentedInstructionDataModule", "init_args": settings}
     code, text = dry_run(tmp_path, train={"fit": "sft.yaml", "with": {"data": data}})
     assert code == 2
     assert "model ./nor/this problem model='./nor/this': there is no such folder" in text
@@ -120,8 +109,6 @@ def test_fedlights_own_classes_say_it_in_the_same_way():
 
     assert isinstance(LESS, Requires)
     assert SelectorModule.requires({"model": "a/b"}) == [Model("a/b")]
-    assert ChatEndpoint.requires({"base_url": "u", "api_key_variable": None}) == [
-        Server("u", None),
-        Package("openai", "'fedlight[chat]'"),
-    ]
+    needs = [Server("u", None), Package("openai", "'fedlight[chat]'")]
+    assert ChatEndpoint.requires({"base_url": "u", "api_key_variable": None}) == needs
     assert not isinstance(LengthJudge, Requires)

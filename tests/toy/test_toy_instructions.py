@@ -59,11 +59,8 @@ def test_clients_know_few_topics_unevenly() -> None:
 
 
 def test_no_text_is_in_two_splits_whatever_the_seed() -> None:
-    for one, other in (("private", "public"), ("private", "test"), ("public", "test")):
-        found = [
-            texts(instructions(split, seed=seed, topic_rows=6)) for seed, split in ((1, one), (2, other))
-        ]
-        assert not found[0] & found[1]
+    found = [texts(instructions(split, seed=seed, topic_rows=6)) for seed, split in enumerate(SPLITS)]
+    assert len(set.union(*found)) == sum(map(len, found))
 
 
 def test_every_row_has_the_answer_to_its_topic(splits: dict) -> None:
@@ -107,10 +104,8 @@ def test_the_model_knows_no_fact_beforehand() -> None:
 
 def test_rows_of_a_domain_are_its_private_and_its_public_ones(splits: dict) -> None:
     found = instructions("domain")
-    expected = texts(splits["private"]) | texts(
-        [row for row in splits["public"] if row["domain"] == "kitchen"]
-    )
-    assert texts(found) == expected
+    public = [row for row in splits["public"] if row["domain"] == "kitchen"]
+    assert texts(found) == texts(splits["private"]) | texts(public)
     assert not any("client" in row for row in found)
 
 

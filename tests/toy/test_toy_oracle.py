@@ -37,12 +37,8 @@ def test_accuracy_by_hand() -> None:
     """Right, wrong, a draw of equal texts (one half) and a tie left out: (1 + 0 + 0.5) / 3."""
     good, bad = "kindly anna bakes bread .", "ugh anna bakes pies ."
     row = {"prompt": POST, "response_a": good, "response_b": bad, "client": "c000", "group": "warm"}
-    votes = [
-        row | {"choice": "a"},
-        row | {"choice": "b"},
-        row | {"response_b": good, "choice": "a"},
-        row | {"choice": "tie"},
-    ]
+    votes = [row | {"choice": choice} for choice in ("a", "b", "tie")]
+    votes.append(row | {"response_b": good, "choice": "a"})
     assert Oracle().accuracy(votes) == Oracle().accuracy(votes, personal=True) == 0.5
 
 

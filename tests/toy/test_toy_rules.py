@@ -96,8 +96,3 @@ def test_known_topics_follow_the_rule_and_are_not_asked_in_the_test() -> None:
     assert {row["output"] for row in exercises} <= {answer(0, "kitchen", topic, rule=1) for topic in known}
     with refusal("known=25 with rule=1 must be at most 24: the topics of public rows"):
         rows("writing", known=25, rule=1)
-
-
-def test_a_rule_is_there_or_not() -> None:
-    with refusal("toy option rule=2 must lie between 0 and 1"):
-        rows("instructions", rule=2)

@@ -4,7 +4,16 @@ import pytest
 
 from fedlight.toy import rows
 from fedlight.toy.oracle import Oracle
-from fedlight.toy.votes import COMMON, OPPOSED, WorldOptions, group_taste, population, utility, vote
+from fedlight.toy.votes import (
+    COMMON,
+    NAMES_OF_ROWS,
+    OPPOSED,
+    WorldOptions,
+    group_taste,
+    population,
+    utility,
+    vote,
+)
 from fedlight.toy.world import NAMES, PEOPLE, Traits, draw_post, draw_summary, facts_of, measure
 
 POST = "anna bakes bread . ben reads maps . carla keeps bees . dan fixes clocks ."
@@ -65,7 +74,7 @@ def test_an_invented_fact_is_as_plausible_as_a_true_one() -> None:
     assert all(share(true) == pytest.approx(0.7, abs=0.085) for true in stated.values())
 
 
-@pytest.mark.parametrize("name", ["votes", "heldout", "prompts", "eval_prompts"])
+@pytest.mark.parametrize("name", NAMES_OF_ROWS)
 def test_rows_are_a_function_of_the_options(name: str) -> None:
     options = {"num_clients": 5, "votes_per_client": 10, "size": 20}
     first = rows(name, seed=3, **options)
@@ -74,9 +83,7 @@ def test_rows_are_a_function_of_the_options(name: str) -> None:
 
 
 def test_the_sets_share_no_post() -> None:
-    posts = [
-        {row["prompt"] for row in rows(name)} for name in ("votes", "heldout", "prompts", "eval_prompts")
-    ]
+    posts = [{row["prompt"] for row in rows(name)} for name in NAMES_OF_ROWS]
     assert len(set.union(*posts)) == sum(map(len, posts))
     assert not posts[0] & {row["prompt"] for row in rows("heldout", seed=1)}
 
@@ -94,20 +101,13 @@ def test_columns_and_clients() -> None:
 def test_position_tells_nothing(heldout: list[dict[str, str]]) -> None:
     """3000 votes: four standard errors of a fair coin are 0.037."""
     assert share([row["choice"] == "a" for row in decided(heldout)]) == pytest.approx(0.5, abs=0.037)
-    longer_first = share([len(row["response_a"].split()) > len(row["response_b"].split()) for row in heldout])
-    longer_second = share(
-        [len(row["response_a"].split()) < len(row["response_b"].split()) for row in heldout]
-    )
-    assert longer_first == pytest.approx(longer_second, abs=0.052)
+    gaps = [len(row["response_a"].split()) - len(row["response_b"].split()) for row in heldout]
+    assert share([gap > 0 for gap in gaps]) == pytest.approx(share([gap < 0 for gap in gaps]), abs=0.052)
 
 
 def test_no_name_of_a_client_or_group_is_in_a_text(heldout: list[dict[str, str]]) -> None:
-    words = {
-        word
-        for row in heldout
-        for column in ("prompt", "response_a", "response_b")
-        for word in row[column].split()
-    }
+    texts = (row[column] for row in heldout for column in ("prompt", "response_a", "response_b"))
+    words = {word for text in texts for word in text.split()}
     assert not words & ({row["client"] for row in heldout} | set(OPPOSED) | {"a", "b", "A", "B"})
 
 
@@ -122,22 +122,18 @@ def test_a_vote_without_noise_follows_the_taste() -> None:
 
 def test_noise_is_that_of_bradley_and_terry() -> None:
     """At a difference of 1 and scale 1 the first wins with probability 1 / (1 + e^-1) = 0.731, ties apart."""
-    rng = random.Random(0)
-    taste = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    choices = [
-        vote(rng, taste, Traits(1, 0, 0, 0, 0, 0), Traits(0, 0, 0, 0, 0, 0), noise=1.0) for _ in range(20000)
-    ]
+    rng, taste = random.Random(0), (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    better, worse = Traits(1, 0, 0, 0, 0, 0), Traits(0, 0, 0, 0, 0, 0)
+    choices = [vote(rng, taste, better, worse, noise=1.0) for _ in range(20000)]
     # P(difference > 0.15) = 1 / (1 + e^-0.85) = 0.7006; P(difference < -0.15) = 1 - 1 / (1 + e^-1.15) = 0.2405
     assert choices.count("a") / 20000 == pytest.approx(0.7006, abs=0.013)
     assert choices.count("b") / 20000 == pytest.approx(0.2405, abs=0.013)
 
 
 def test_opposition_moves_groups_from_the_common_taste_to_their_own() -> None:
-    halfway = group_taste("terse", 0.5)
-    assert halfway[2] == pytest.approx((1.2 - 1.2) / 2)
-    assert [voter.group for voter in population(WorldOptions(num_clients=6, votes_per_client=10))].count(
-        "warm"
-    ) == 2
+    assert group_taste("terse", 0.5)[2] == pytest.approx((1.2 - 1.2) / 2)
+    voters = population(WorldOptions(num_clients=6, votes_per_client=10))
+    assert [voter.group for voter in voters].count("warm") == 2
     agreement = [Oracle(opposition=o).accuracy(rows("heldout", opposition=o)) for o in (0.0, 0.5, 1.0)]
     assert agreement[0] > agreement[1] + 0.03 > agreement[2] + 0.06
 
@@ -148,24 +144,14 @@ def test_simple_rules_are_clearly_worse_than_the_oracle(heldout: list[dict[str, 
     def rule(trait: str, sign: int) -> float:
         hits = []
         for row in decided(heldout):
-            a, b = (
-                getattr(measure(row["prompt"], row[side]), trait) * sign
-                for side in ("response_a", "response_b")
-            )
+            a, b = (sign * getattr(measure(row["prompt"], row[f"response_{side}"]), trait) for side in "ab")
             hits.append(0.5 if a == b else float((a > b) == (row["choice"] == "a")))
         return sum(hits) / len(hits)
 
     assert 0.84 < limit < 0.93
     assert Oracle().accuracy(heldout, personal=True) > limit
-    for trait, sign in [
-        ("words", 1),
-        ("words", -1),
-        ("covered", 1),
-        ("invented", -1),
-        ("polite", 1),
-        ("filler", -1),
-    ]:
-        assert rule(trait, sign) < limit - 0.08
+    rules = {"covered": 1, "invented": -1, "polite": 1, "filler": -1}.items()
+    assert max(rule(*each) for each in (*rules, ("words", 1), ("words", -1))) < limit - 0.08
 
 
 @pytest.mark.parametrize(
