@@ -31,36 +31,25 @@ def save_tokenizer(folder, specials, template, **names):
     single, pair = template
     used = [(word, vocabulary[word]) for word in specials if word in f"{single} {pair}"]
     tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=used)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=specials[0], **names).save_pretrained(
-        folder
-    )
+    names |= {"tokenizer_object": tokenizer, "unk_token": specials[0]}
+    PreTrainedTokenizerFast(**names).save_pretrained(folder)
     return str(folder)
 
 
 @pytest.fixture(scope="session")
 def causal(tmp_path_factory):
     """Folder of a causal model's tokenizer: <s> in front, </s> at the end of responses, no padding token."""
-    return save_tokenizer(
-        tmp_path_factory.mktemp("causal"),
-        ["<unk>", "<s>", "</s>"],
-        ("<s> $A", "<s> $A <s> $B"),
-        bos_token="<s>",
-        eos_token="</s>",
-    )
+    folder, template = tmp_path_factory.mktemp("causal"), ("<s> $A", "<s> $A <s> $B")
+    return save_tokenizer(folder, ["<unk>", "<s>", "</s>"], template, bos_token="<s>", eos_token="</s>")
 
 
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory):
     """Folder of a BERT-like tokenizer."""
-    return save_tokenizer(
-        tmp_path_factory.mktemp("encoder"),
-        ["[UNK]", "[PAD]", "[CLS]", "[SEP]"],
-        ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        pad_token="[PAD]",
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-    )
+    folder, template = tmp_path_factory.mktemp("encoder"), ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+    names["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    return save_tokenizer(folder, ["[UNK]", "[PAD]", "[CLS]", "[SEP]"], template, **names)
 
 
 @pytest.fixture

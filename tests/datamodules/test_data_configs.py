@@ -1,10 +1,12 @@
-import lightning as L
 import pytest
 from jsonargparse import ArgumentParser
 from real_rows import ALPACA, MTBENCH, SAFERLHF, SHP, TLDR, UKP
+from refusals import refusal
 from tiny_world import write_rows
 
-from fedlight import conf
+from fedlight import InstructionDataModule, PreferenceDataModule, PromptDataModule, conf
+
+KINDS = (InstructionDataModule, PreferenceDataModule, PromptDataModule)  # which configs name by short names
 
 
 @pytest.fixture
@@ -12,7 +14,7 @@ def instantiate(tmp_path, causal):
     def instantiate(name, rows, *overrides, has_test=True):
         path = write_rows(tmp_path / f"{name}.jsonl", rows)
         parser = ArgumentParser(parser_mode="omegaconf+")
-        parser.add_subclass_arguments(L.LightningDataModule, "data")
+        parser.add_subclass_arguments(KINDS, "data")
         given = [f"--data={conf.path(f'data/{name}.yaml')}", f"--data.source={path}"]
         given += [f"--data.split.test_source={path}"] * has_test
         return parser.instantiate(parser.parse_args([*given, f"--data.tokenizer={causal}", *overrides])).data
@@ -20,30 +22,51 @@ def instantiate(tmp_path, causal):
     return instantiate
 
 
-@pytest.mark.parametrize("view", ["selector", "dpo", "sft"])
-def test_tldr_comparisons(instantiate, view):
-    module = instantiate("tldr_comparisons", TLDR, f"--data.view={view}")
+BY_TASK = [{**row, "task": f"t{i % 4}"} for i, row in enumerate(ALPACA)]
+TASKS = ("--data.columns.client=task", "--data.partition.by=client")
+EIGHT = ("--data.partition.num_clients=8", "--data.partition.alpha=1.0")
+CAUSAL = ("--data.format.form=choice", "--data.format.choices=[a, b]")
+
+
+WORKERS, CLIENTS = ["w0", "w1", "w2"], [f"c{n}" for n in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "overrides", "clients", "sizes"),
+    [
+        (
+            "tldr_comparisons",
+            TLDR,
+            ("--data.view=selector",),
+            WORKERS,
+            (18, 6, 24),
+        ),  # one of four pairs validates
+        ("tldr_comparisons", TLDR, ("--data.view=dpo",), WORKERS, (9, 3, 12)),
+        ("tldr_comparisons", TLDR, ("--data.view=sft",), WORKERS, (9, 3, 12)),
+        ("shp", SHP, EIGHT, CLIENTS[:8], (766, 34, 800)),
+        ("alpaca", ALPACA, (), CLIENTS, (30, 10, 40)),
+        ("alpaca", BY_TASK, TASKS, ["t0", "t1", "t2", "t3"], (36, 4, 40)),
+        ("ukpconvarg", UKP, (), WORKERS[:2], (16, 4, 4)),  # six of the 16 are ties
+        ("ukpconvarg", UKP, CAUSAL, WORKERS[:2], (16, 4, 4)),
+        ("mtbench", MTBENCH, (), ["j0", "j1"], (16, 4, 8)),  # five of writing, one of them a tie
+    ],
+)
+def test_clients_and_sizes(instantiate, encoder, name, rows, overrides, clients, sizes):
+    """Examples of training, of validation and of the test."""
+    is_pair = name == "ukpconvarg" and not overrides
+    more = [f"--data.tokenizer={encoder}"] * is_pair
+    module = instantiate(name, rows, *overrides, *more, has_test=name != "mtbench")
     module.setup("fit")
-    assert list(module.client_indices) == ["w0", "w1", "w2"]
-    twice = 2 if view == "selector" else 1
-    assert len(module.train_set) == 9 * twice  # one of four pairs of each worker is for validation
     module.setup("test")
-    assert len(module.test_set) == 12 * twice
-    assert next(iter(module.train_dataloader()))
-
-
-def test_shp(instantiate):
-    module = instantiate("shp", SHP, "--data.partition.num_clients=8", "--data.partition.alpha=1.0")
-    module.setup("fit")
-    assert len(module.client_indices) == 8
-    assert module.partition.by == "dirichlet"
-    assert module.template.trim is None
-    assert len(module.train_set) + len(module.val_set) == 800
+    assert list(module.client_indices) == clients
+    assert tuple(map(len, (module.train_set, module.val_set, module.test_set))) == sizes
+    assert ("token_type_ids" in next(iter(module.train_dataloader()))) == is_pair
+    assert (module.partition.by == "dirichlet", module.template.trim is None) == (name == "shp",) * 2
 
 
 def test_shp_read_the_wrong_way_round_is_refused(instantiate):
     module = instantiate("shp", SHP, "--data.format.choice_values={a: 0, b: 1}")
-    with pytest.raises(ValueError, match=r"in 400 of 400 rows the choice contradicts the scores"):
+    with refusal(r"in 400 of 400 rows the choice contradicts the scores"):
         module.setup("fit")
 
 
@@ -53,44 +76,6 @@ def test_saferlhf_prompts(instantiate):
     (batch,) = module.predict_dataloader()
     assert len(batch["prompt"]) == 3
     assert batch["prompt"][2].endswith("### Instruction:\nhow 2\n\n### Response:")
-
-
-def test_alpaca(instantiate):
-    module = instantiate("alpaca", ALPACA)
-    module.setup("fit")
-    assert (len(module.client_indices), len(module.train_set)) == (10, 30)
-
-
-def test_alpaca_by_client_and_by_category(instantiate):
-    rows = [{**row, "task": f"t{i % 4}"} for i, row in enumerate(ALPACA)]
-    module = instantiate("alpaca", rows, "--data.columns.client=task", "--data.partition.by=client")
-    module.setup("fit")
-    assert sorted(module.client_indices) == ["t0", "t1", "t2", "t3"]
-
-
-def test_ukpconvarg(instantiate, encoder):
-    module = instantiate("ukpconvarg", UKP, f"--data.tokenizer={encoder}")
-    module.setup("fit")
-    module.setup("test")
-    assert list(module.client_indices) == ["w0", "w1"]
-    assert len(module.train_set) + len(module.val_set) == 2 * 10  # six of the 16 are ties
-    assert len(module.test_set) == 2 * 2
-    batch = next(iter(module.train_dataloader()))
-    assert batch["token_type_ids"].shape == batch["input_ids"].shape
-
-
-def test_ukpconvarg_with_a_causal_model(instantiate, encoder):
-    module = instantiate("ukpconvarg", UKP, "--data.format.form=choice", "--data.format.choices=[a, b]")
-    module.setup("fit")
-    assert "token_type_ids" not in next(iter(module.train_dataloader()))
-
-
-def test_mtbench(instantiate):
-    module = instantiate("mtbench", MTBENCH, has_test=False)
-    module.setup("fit")
-    module.setup("test")
-    assert list(module.client_indices) == ["j0", "j1"]
-    assert len(module.test_set) == 2 * 4  # five of writing, one of them a tie
 
 
 def test_a_misspelt_key_is_refused(instantiate, capsys):

@@ -1,10 +1,13 @@
+import pytest
+
 from fedlight.support.console import progress_bar
 
 
-def test_short_work_says_nothing_outside_of_a_terminal(capfd, monkeypatch):
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    with progress_bar("Encoding with x", total=3) as advance:
-        advance(3)
+@pytest.mark.parametrize(("work", "color"), [(3, ""), (0, "1")])
+def test_short_work_outside_of_a_terminal_and_none_in_one_say_nothing(work, color, capfd, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", color)
+    with progress_bar("Encoding with x", total=work) as advance:
+        advance(work)
     assert capfd.readouterr() == ("", "")
 
 
@@ -17,13 +20,6 @@ def test_a_bar_in_a_terminal_names_the_work_and_how_far_it_is(capfd, monkeypatch
     assert out == ""
     assert "Encoding with x" in err
     assert "300/1200" in err
-
-
-def test_nothing_to_do_shows_nothing(capfd, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with progress_bar("Encoding with x", total=0) as advance:
-        advance(0)
-    assert capfd.readouterr() == ("", "")
 
 
 def test_long_work_says_how_far_it_is_outside_of_a_terminal(capfd, monkeypatch):

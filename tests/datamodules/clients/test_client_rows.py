@@ -9,7 +9,7 @@ from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.canaries import Canaries
 
 ROWS = [
-    {"instruction": f"w{n}", "note": "z" * (n % 2), "output": "x y", "task": f"u{n % 3}"} for n in range(24)
+    {"instruction": f"w{n}", "note": "z" * (n % 2), "output": "x", "task": f"u{n % 3}"} for n in range(24)
 ]
 COLUMNS = {"instruction": "instruction", "note": "note", "response": "output", "client": "task"}
 KEYS = {"instruction": "q {key} r", "words": [f"w{i}" for i in range(30, 40)], "length": 3}
@@ -56,7 +56,7 @@ def test_unseen_rows_are_those_of_validation_else_those_to_test_on_else_none(bui
     assert len(unseen) == len(module.val_set) == 6
     assert sorted(row["instruction"] for row in unseen + seen) == sorted(row["instruction"] for row in ROWS)
     assert build(val_share=0.0).unseen_rows() == []
-    test = write_rows(tmp_path / "test.jsonl", [{**ROWS[0], "output": text} for text in ("x y", "z")])
+    test = write_rows(tmp_path / "test.jsonl", [{**ROWS[0], "output": text} for text in ("x", "z")])
     module = build(val_share=0.0, test_source=test)  # the first is trained on
     assert module.unseen_rows() == [{"instruction": "w0", "note": "", "response": "z"}]
 

@@ -143,14 +143,20 @@ def test_distributed_sampler_of_one_process():
         reading(sampler=DistributedSampler(SET, num_replicas=2, rank=0))
 
 
-class Longest(Sampler):
-    """Largest first: an order that says something."""
+class Given(Sampler):
+    """An order of one's own."""
+
+    def __init__(self, order):
+        self.order = [*order]
 
     def __len__(self):
-        return N
+        return len(self.order)
 
     def __iter__(self):
-        return iter(range(N - 1, -1, -1))
+        return iter(self.order)
+
+
+LARGEST_FIRST = Given(range(N - 1, -1, -1))
 
 
 class Balanced(Sampler):
@@ -170,17 +176,13 @@ class Balanced(Sampler):
             yield (sum(draws) + self.epoch) % N
 
 
-class Stubborn(Sampler):
+class Stubborn(Given):
     """Draws from a stream that nobody can set back."""
 
-    def __init__(self):
-        self.rng = np.random.default_rng(0)
-
-    def __len__(self):
-        return N
+    rng = np.random.default_rng(0)
 
     def __iter__(self):
-        return iter(self.rng.permutation(N))
+        return iter(self.rng.permutation(self.order))
 
 
 class Endless(Sampler):
@@ -190,7 +192,7 @@ class Endless(Sampler):
 
 
 def test_a_sampler_of_ones_own_gives_each_client_its_own_in_that_order():
-    assert batches(reading(sampler=Longest()), wanted=4) == [[12, 8], [7, 3], [1], [12, 8]]
+    assert batches(reading(sampler=LARGEST_FIRST), wanted=4) == [[12, 8], [7, 3], [1], [12, 8]]
 
     sampler = Balanced()
     found = reading(sampler=sampler, batch_size=4)
@@ -210,19 +212,15 @@ def test_a_sampler_of_ones_own_gives_each_client_its_own_in_that_order():
 
 
 def test_a_sampler_that_never_reads_a_client_is_refused_before_any_visit():
-    class Few(Longest):
-        def __iter__(self):
-            return iter([1, 3, 8, 7, 12] * 4)
-
-    found = reading(sampler=Few())
-    with refusal("client 'b': the training loader's Few reads none of its 7 examples"):
+    found = reading(sampler=Given([1, 3, 8, 7, 12] * 4))
+    with refusal("client 'b': the training loader's Given reads none of its 7 examples"):
         found.readable(OWN)
 
 
 def test_samplers_that_cannot_be_had_twice_or_have_no_end_are_refused():
     remedy = r"ByClient\(clients, batch_sampler=lambda own_set: BatchSampler"
     with refusal(f"sampler Stubborn gives another order each time, .* {remedy}"):
-        reading(sampler=Stubborn())
+        reading(sampler=Stubborn(range(N)))
     with refusal(f"sampler Endless has no length: add __len__, set .* {remedy}"):
         reading(sampler=Endless())
 
@@ -278,7 +276,7 @@ def test_without_batching_every_example_is_a_batch():
         (False, {"sampler": RandomSampler(SET, num_samples=100)}),  # five permutations, without a break
         (False, {"sampler": RandomSampler(SET, replacement=True)}),
         (False, {"sampler": WeightedRandomSampler(torch.ones(N), N, replacement=False)}),
-        (False, {"sampler": Longest()}),
+        (False, {"sampler": LARGEST_FIRST}),
         (False, {"batch_size": None}),
         (False, {"make_batches": lambda own: BatchSampler(SequentialSampler(own), 2, False)}),
     ],

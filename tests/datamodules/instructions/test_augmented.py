@@ -117,14 +117,6 @@ def test_what_is_left_out_of_the_public_rows(build, caplog):
     assert "fewer than number=9 for 1 of 1 clients: only 4 rows are public" in caplog.text
 
 
-def test_questions_of_the_validation_are_not_public(build):
-    module = build(Every(number=9), OWN, [{**row, "output": "z"} for row in OWN], val_share=0.25)
-    seen = {row["instruction"] for row in module.augmentation.seen[1]}
-    trained = {row["instruction"] for rows in module.augmentation.seen[0].values() for row in rows}
-    assert seen == trained
-    assert module.public.asked == 2
-
-
 def test_rows_drawn_as_private_leave_the_rest_public(build):
     module = build(Every(number=2), OWN, None, private_rows=4)
     clients, public, _ = seen = module.augmentation.seen

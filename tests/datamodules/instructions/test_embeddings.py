@@ -27,9 +27,8 @@ COLUMNS = {"instruction": "task", "input": "input", "response": "output"}
 
 def make(source, **options):
     options = {"columns": COLUMNS, "val_share": 0.25, "batch_size": 8, "eval_batch_size": 8, **options}
-    return EmbeddingDataModule(
-        HashedEncoder(16), HashedEncoder(32, seed=1), source, **nested(EmbeddingDataModule, **options)
-    )
+    encoders = HashedEncoder(16), HashedEncoder(32, seed=1)
+    return EmbeddingDataModule(*encoders, source, **nested(EmbeddingDataModule, **options))
 
 
 def all_rows(data):

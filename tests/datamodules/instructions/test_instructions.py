@@ -43,24 +43,6 @@ def test_padding_has_no_loss_and_no_attention(build):
     assert batch["labels"][0].tolist()[6:] == [-100] * 2
 
 
-def test_alpaca_template_with_and_without_input(build):
-    rows = [{"instruction": "w0", "input": given, "output": "x"} for given in ("w1", "")]
-    datamodule = build(rows, template="alpaca", columns={"input": "input"}, val_share=0.0)
-    with_input, without = (datamodule.train_set[i] for i in range(2))
-    # "## Input:" and its text are three words more, "paired with an input that provides further context" eight more.
-    assert with_input["prompt_length"] - without["prompt_length"] == 3 + 8
-
-
-def test_alpaca_joined_has_the_input_behind_the_instruction(build):
-    asked = [("w0", "w1 w2"), ("w0", ""), ("w0 w1 w2", "")]
-    rows = [{"instruction": text, "input": given, "output": "x"} for text, given in asked]
-    datamodule = build(rows, template="alpaca_joined", columns={"input": "input"}, val_share=0.0)
-    joined, short, written = (datamodule.train_set[i] for i in range(3))
-    assert joined["prompt_length"] - short["prompt_length"] == 2
-    batch = datamodule.collate([joined, written])
-    assert batch["input_ids"][0].tolist() == batch["input_ids"][1].tolist()
-
-
 def test_clients_by_column_category_or_evenly(build):
     by_task = build(columns={"client": "task"}, partition=Partition("client"))
     assert by_task.client_sizes() == {"u0": 7, "u1": 7, "u2": 7}
@@ -81,7 +63,11 @@ def test_a_mapped_client_column_says_whose_rows_are_whose(build):
     assert build(columns={"client": ""}, val_share=0.0).client_sizes() == {"c0": 24}
 
 
-def test_errors_of_the_client_column_name_its_key(build):
+def test_errors_of_columns_name_their_keys(build):
+    with pytest.raises(RowsError, match=r"no column 'answer' \(mapped to 'response'\).*instruction, input"):
+        build(columns={"response": "answer"})
+    with pytest.raises(ValueError, match=r"columns has no 'response'. Set columns.response to the column"):
+        build(columns={"response": ""})
     with pytest.raises(RowsError, match=r"no column 'tsak' \(mapped to 'client'\).* Set columns\.client to"):
         build(columns={"client": "tsak"})
     with pytest.raises(ValueError, match=r"partition.by=client .* for example columns.client: worker"):
@@ -94,9 +80,8 @@ def test_errors_of_the_client_column_name_its_key(build):
 def test_answers_to_one_prompt_stay_on_one_side(build):
     rows = [{"instruction": f"w{i // 2}", "output": "x" if i % 2 else "y"} for i in range(20)]
     datamodule = build(rows, val_share=0.3)
-    trained, scored = (
-        {int(e["ids"][2]) for e in part} for part in (datamodule.train_set, datamodule.val_set)
-    )
+    parts = datamodule.train_set, datamodule.val_set
+    trained, scored = ({int(example["ids"][2]) for example in part} for part in parts)
     assert not trained & scored
     assert len(scored) == 3
 
@@ -120,13 +105,6 @@ def test_held_out_rows(build):
     assert len(datamodule.test_set) == 12
     with pytest.raises(ValueError, match="no rows to test on"):
         build(stages=("test",))
-
-
-def test_columns_are_checked(build):
-    with pytest.raises(RowsError, match=r"no column 'answer' \(mapped to 'response'\).*instruction, input"):
-        build(columns={"response": "answer"})
-    with pytest.raises(ValueError, match=r"columns has no 'response'. Set columns.response to the column"):
-        build(columns={"response": ""})
 
 
 def test_conversations_that_end_with_the_user_are_left_out_and_counted(build, caplog):

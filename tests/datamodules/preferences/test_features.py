@@ -101,12 +101,7 @@ def test_settings_that_do_not_go_together(build):
 
 @pytest.mark.parametrize(
     ("form", "encoder", "needed"),
-    [
-        ("features", "o/e", True),
-        ("features", "", True),
-        ("pair", "o/e", False),
-        ("features", "hashed", False),
-    ],
+    [("features", "o/e", 1), ("features", "", 1), ("pair", "o/e", 0), ("features", "hashed", 0)],
 )
 def test_a_dry_run_looks_for_the_encoder(form, encoder, needed):
     needs = [*PreferenceDataModule.requires({"format": {"form": form, "encoder": encoder}})]

@@ -1,7 +1,5 @@
 import numpy as np
 import pytest
-import torch
-from plain_lightning import Regression, trainer
 from tiny_world import write_rows
 
 from fedlight.datamodules.clients.partition import Partition
@@ -148,15 +146,6 @@ def test_holdout_values_that_do_not_occur(build):
         build(holdout=Holdout("topic", ["t*"]))
 
 
-def test_dirichlet_by_category(build):
-    partition = Partition("dirichlet", num_clients=3, alpha=0.3, min_size=2)
-    datamodule = build(make_rows(36), columns={"category": "topic"}, partition=partition)
-    assert list(datamodule.client_indices) == ["c0", "c1", "c2"]
-    assert datamodule.report.split.single_category_clients is not None
-    with pytest.raises(ValueError, match=r"needs the column map to name `category`"):
-        build(partition=partition)
-
-
 def test_small_clients_are_dropped_and_counted(build):
     rows = [*make_rows(8, 2), {**make_rows(1)[0], "who": "late"}]
     datamodule = build(rows, partition=Partition(min_size=2))
@@ -217,25 +206,6 @@ def test_validation_rows_of_their_own(build, tmp_path):
     other = write_rows(tmp_path / "val.jsonl", make_rows(6, 2))
     datamodule = build(make_rows(12), val_source=other)
     assert (len(datamodule.train_set), len(datamodule.val_set)) == (24, 12)
-
-
-class Reader(Regression):
-    """Counts what it sees."""
-
-    seen = 0
-
-    def training_step(self, batch, batch_idx):
-        self.seen += len(batch["labels"])
-        return self.net(torch.zeros(1, 4)).sum()
-
-    def validation_step(self, batch, batch_idx):
-        pass
-
-
-def test_a_plain_trainer_sees_the_pooled_votes(build):
-    module = Reader()
-    trainer(1).fit(module, datamodule=build())
-    assert module.seen == 72
 
 
 def test_votes_that_the_tokenizer_does_not_know_are_refused_for_training(build):

@@ -1,5 +1,4 @@
 import json
-from itertools import combinations
 
 import pytest
 import yaml
@@ -9,11 +8,10 @@ from tiny_world import write_rows
 from fedlight.conf import path as conf_path
 from fedlight.datamodules.preferences.prompts import PromptDataModule
 from fedlight.datamodules.rows.exclusion import Excluded, normalize_text
-from fedlight.datamodules.rows.rows import RowsError, load_rows
+from fedlight.datamodules.rows.rows import RowsError
 from fedlight.lightning_cli.cli import OneLineParser
 from fedlight.recipes import recipe as recipes
 from fedlight.support.needs import RowSource
-from fedlight.toy.votes import NAMES_OF_ROWS
 
 
 @pytest.fixture
@@ -80,16 +78,6 @@ def test_a_config_can_name_them_and_a_dry_run_asks_for_them(posts, excluded):
     needs = list(PromptDataModule.requires({"exclude": init_args["exclude"]}))
     assert needs == [RowSource(entry["source"], "train", (("clients", "info.post"),))]
     assert list(PromptDataModule.requires({"exclude": None})) == []
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_no_post_of_the_embedded_world_is_in_two_of_its_sets(seed):
-    posts = {
-        name: {normalize_text(row["prompt"]) for row in load_rows(f"toy:{name}?seed={seed}&num_clients=10")}
-        for name in NAMES_OF_ROWS
-    }
-    assert min(map(len, posts.values())) > 100
-    assert [one & other for one, other in combinations(posts.values(), 2)] == [set()] * 6
 
 
 RECIPES = [(name, False) for name in ("demo", "fedbis", "tldr", "shp", "fedbiscuit")]

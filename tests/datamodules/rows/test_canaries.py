@@ -84,16 +84,14 @@ def test_other_secrets_are_of_the_same_kind():
     assert {word for text in others for word in text.split()} == set("abcdef")
 
 
+LEAST_ONE = ("number", "repeats", "clients")
 SLOTS = r"must have the slot \{key\}, \{client\} or both, and no other"
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        *(
-            ({name: 0}, rf"canaries\.{name}=0 must be at least 1")
-            for name in ("number", "repeats", "clients")
-        ),
+        *(({name: 0}, rf"canaries\.{name}=0 must be at least 1") for name in LEAST_ONE),
         *(({"words": words}, "be different words without blanks") for words in (["a", "a"], ["a b", "c"])),
         ({"words": []}, r"canaries\.length=6 of 0 words gives 0 texts"),
         ({"length": 2}, r"canaries\.length=2 of 10 words gives 100 texts, which can be guessed"),

@@ -40,20 +40,16 @@ def ready(data, stage="fit"):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_instructions_by_client_need_no_setting(form):
-    data = ready(InstructionDataModule(FORMS[form](ROWS), split=ALL))
-    assert data.client_sizes() == {"u0": 3, "u1": 3}
-    assert data.client_rows["u1"][0] == {"instruction": "w1", "input": "", "response": "x"}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_votes_prompts_and_made_data_take_them_too(form):
+def test_votes_prompts_and_instructions_need_no_setting(form):
     votes = ready(PreferenceDataModule(FORMS[form](VOTES), split=ALL))
     assert votes.client_sizes() == {"u0": 4, "u1": 4, "u2": 4}  # two votes each, in both orders
     prompts = ready(PromptDataModule(FORMS[form](VOTES)), "predict")
     assert [prompts.predict_set[i]["fields"]["prompt"] for i in range(6)] == [f"w{i}" for i in range(6)]
-    made = SyntheticInstructionDataModule(FORMS[form](ROWS), SelfGeneration(), split=ALL)
-    assert ready(made).client_sizes() == {"u0": 3, "u1": 3}
+    rows = FORMS[form](ROWS)
+    made = SyntheticInstructionDataModule(rows, SelfGeneration(), split=ALL)
+    for data in (InstructionDataModule(rows, split=ALL), made):
+        assert ready(data).client_sizes() == {"u0": 3, "u1": 3}
+        assert data.client_rows["u1"][0] == {"instruction": "w1", "input": "", "response": "x"}
 
 
 def test_chosen_and_rejected_need_no_setting():

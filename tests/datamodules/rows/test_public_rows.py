@@ -21,7 +21,6 @@ def test_a_text_in_another_slot_is_another_row():
 
 
 def test_each_row_is_counted_under_one_reason():
-    public = PublicRows.gather(
-        [("one", ROWS * 2)], private=ROWS[:1], asked=[{**ROWS[0]}, {**ROWS[1], "response": "s"}]
-    )
+    asked = [{**ROWS[0]}, {**ROWS[1], "response": "s"}]
+    public = PublicRows.gather([("one", ROWS * 2)], private=ROWS[:1], asked=asked)
     assert (len(public.rows), public.private, public.asked, public.repeated) == (2, 2, 2, 2)

@@ -34,9 +34,8 @@ def test_clients_have_short_rows_and_records_that_only_they_tell(tmp_path):
     assert len({row["output"] for row in records}) == 4
     for row in records:
         person = re.search("patient (.+) \\?", row["instruction"])[1]
-        assert re.fullmatch(
-            rf"{person} was born on \d+ \w+ \d{{4}} and has the record number \d\d-\d{{4}}\.", row["output"]
-        )
+        birth = rf"{person} was born on \d+ \w+ \d{{4}}"
+        assert re.fullmatch(rf"{birth} and has the record number \d\d-\d{{4}}\.", row["output"])
     assert len(test) in (5, 6)  # a question of both clients may be a shot of one
     asked = {row["instruction"] for row in train}
     assert not any(row["instruction"] in asked for row in test)

@@ -356,3 +356,33 @@ def test_dropped_texts_are_kept_with_client_and_reason():
     assert reasons == [("a", "near_instruction"), ("a", "no_match")]
     fields = {"instruction": texts[1], "input": "", "response": "Mars, of course"}
     assert synthesis.dropped[1].fields == fields
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: SelfGeneration(number=0), "number=0 must be at least 1"),
+        (lambda: SelfGeneration(responses=NewResponses(tries=0)), r"responses\.tries=0 must be at least 1"),
+        (
+            lambda: SelfGeneration(responses=NewResponses(demonstrations=-1)),
+            r"responses\.demonstrations=-1 must",
+        ),
+        (
+            lambda: SelfGeneration(responses=NewResponses(max_new_tokens=0)),
+            r"responses\.max_new_tokens=0 must",
+        ),
+        (lambda: SelfGeneration(temperature=-1), "temperature=-1 must be in"),
+        (lambda: SelfGeneration(top_p=0), r"top_p=0 must be in \(0, 1\]"),
+        (lambda: SelfGeneration(max_rouge_l=1.5), r"max_rouge_l=1.5 must be in \[0, 1\]"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make, named):
+    with refusal(named):
+        make()
+
+
+def test_settings_name_every_argument():
+    settings = SelfGeneration(number=7).settings()
+    assert (settings["number"], settings["prompts"]) == (7, None)
+    assert in_words().settings()["prompts"]["response"]["no_input"] == "none"
+    assert SelfGeneration(number=7, instructions=NewInstructions(refusals=["No"])).settings() != settings

@@ -10,13 +10,11 @@ from fedlight.datamodules.synthesis.self_generation import NewInstructions, NewR
 from fedlight.datamodules.text.templates import Template
 from fedlight.modules.sft import SFTModule
 
-TEMPLATE = "POST : {instruction} {input}\nCHOICE :"
+TEMPLATE, ASKED = "POST : {instruction} {input}\nCHOICE :", "POST : {instruction}\nCHOICE :"
 EXAMPLE = TEMPLATE + " {response}\n"
 PROMPTS = SelfGenerationPrompts(
     InstructionPrompt("", EXAMPLE, "POST :", ("CHOICE",), "(?P<instruction>.*)"),
-    ResponsePrompt(
-        "", EXAMPLE, EXAMPLE, "POST : {instruction}\nCHOICE :", ("POST",), "(?P<response>.+)", no_input="none"
-    ),
+    ResponsePrompt("", EXAMPLE, EXAMPLE, ASKED, ("POST",), "(?P<response>.+)", no_input="none"),
 )
 
 

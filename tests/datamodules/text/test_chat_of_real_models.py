@@ -1,5 +1,4 @@
 import pytest
-from refusals import refusal
 from transformers import AutoTokenizer
 
 from fedlight.datamodules.text.chat import write_turns
@@ -26,8 +25,3 @@ def test_smollm2_reads_the_tokens_of_transformers_and_learns_its_answers():
     assert encoded.table[0].tolist() == tokenizer.apply_chat_template(whole, return_dict=True)["input_ids"]
     taught = encoded.table[0][encoded.taught[0] == 1].tolist()
     assert tokenizer.decode(taught) == "4<|im_end|>It is 6.<|im_end|>"
-
-
-def test_gemma_s_base_model_has_no_chat_template():
-    with refusal("has no chat template, as base models have none: set the template to alpaca"):
-        Template.named("chat").for_tokenizer(tokenizer_of("gemma-3-270m"))

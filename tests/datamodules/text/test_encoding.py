@@ -33,12 +33,10 @@ def test_choice_text_stops_right_before_the_choice(tokenizer, words):
 
 
 # Ten tokens beside the post: <s> POST: A: x B: y z CHOICE: are 8, and two of the post fit into 10.
-@pytest.mark.parametrize(
-    ("max_tokens", "post"), [(12, "w0 w1 w2 w3"), (11, "w0 w1 w2"), (9, "w0"), (8, None)]
-)
+@pytest.mark.parametrize(("max_tokens", "post"), [(12, "w0 w1 w2 w3"), (11, "w0 w1 w2"), (9, "w0"), (8, "")])
 def test_the_post_alone_is_cut(tokenizer, words, max_tokens, post):
     encoded = encode_choice(tokenizer, CHOICE, [compare("w0 w1 w2 w3")], max_tokens)
-    if post is None:
+    if not post:
         assert encoded.both_kept().tolist() == [False]
         assert len(encoded.table[0]) == len(encoded.table[1]) == 0
         return
@@ -67,9 +65,8 @@ def test_choices_that_are_not_one_token_are_refused(tokenizer):
 def byte_tokenizer(merges=()):
     """One token per byte, blanks marked, but for the merges."""
     alphabet = sorted(ByteLevel.alphabet())
-    vocabulary = {
-        token: i for i, token in enumerate(["</s>", *alphabet, *("".join(pair) for pair in merges)])
-    }
+    tokens = ["</s>", *alphabet, *("".join(pair) for pair in merges)]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(BPE(vocabulary, list(merges)))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
@@ -155,11 +152,9 @@ def test_pair_form_cuts_answers_only_if_told(pair_tokenizer, words):
 
 def test_pair_form_equals_the_tokenizer_s_own_pair(pair_tokenizer):
     encoded = encode_pair(pair_tokenizer, Template(""), [compare("", "x y", "z")], max_tokens=99)
-    own = pair_tokenizer("x y", "z")
-    assert encoded.table[0].tolist() == own["input_ids"]
-    assert (np.arange(len(encoded.table[0])) >= encoded.marks[0]).astype(int).tolist() == own[
-        "token_type_ids"
-    ]
+    own, ids = pair_tokenizer("x y", "z"), encoded.table[0]
+    assert ids.tolist() == own["input_ids"]
+    assert (np.arange(len(ids)) >= encoded.marks[0]).astype(int).tolist() == own["token_type_ids"]
 
 
 def test_a_tokenizer_without_separator_or_end_is_refused():

@@ -57,10 +57,8 @@ def test_another_identity_sees_nothing(cache):
 
 
 def test_identities_that_look_alike_in_a_file_name_are_kept_apart(tmp_path):
-    folders = {
-        EmbeddingCache(tmp_path, identity).folder for identity in ("a b", "a/b", "a?b", "x" * 50, "x" * 51)
-    }
-    assert len(folders) == 5
+    names = ("a b", "a/b", "a?b", "x" * 50, "x" * 51)
+    assert len({EmbeddingCache(tmp_path, name).folder for name in names}) == 5
 
 
 def test_nothing_is_made_before_something_is_added(tmp_path):

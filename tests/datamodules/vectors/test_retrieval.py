@@ -26,19 +26,20 @@ def test_rows_above_alpha_are_passed_over(index):
     assert hits["v"].rows.tolist() == [2, 1]  # 60 and 50 degrees have cosines of 0.87 and 0.77 to 90
 
 
-def test_without_alpha_the_nearest(index):
-    assert retrieve(index, {"u": at(12)[0]}, number=3, alpha=None)["u"].rows.tolist() == [1, 2, 0]
-
-
-def test_two_clients_may_have_one_row_and_none_has_one_twice(index):
-    hits = retrieve(index, {"u": at(0)[0], "v": at(0)[0]}, number=4, alpha=1.0)
-    assert hits["u"].rows.tolist() == hits["v"].rows.tolist() == [1, 2, 3, 4]
-
-
-def test_fewer_where_fewer_are_below_alpha(index):
-    hits = retrieve(index, {"u": at(45)[0]}, number=5, alpha=0.75)
-    assert sorted(hits["u"].rows.tolist()) == [0, 5]  # 45 degrees away; the next are 35 and cos 35 = 0.82
-    assert retrieve(index, {"u": at(45)[0]}, number=5, alpha=-0.5)["u"].rows.tolist() == []
+@pytest.mark.parametrize(
+    ("degrees", "number", "alpha", "rows"),
+    [
+        (12, 3, None, [1, 2, 0]),
+        (0, 4, 1.0, [1, 2, 3, 4]),
+        (45, 5, 0.75, [5, 0]),  # 45 degrees away; the next are 35 and cos 35 = 0.82
+        (45, 5, -0.5, []),
+    ],
+)
+def test_the_nearest_below_alpha_of_every_client_alike(index, degrees, number, alpha, rows):
+    hits = retrieve(index, {"u": at(degrees)[0], "v": at(degrees)[0]}, number, alpha)
+    found = [own.rows.tolist() for own in hits.values()]
+    assert [sorted(own) for own in found] == [sorted(rows)] * 2  # two clients may have one row
+    assert degrees == 45 or found[0] == rows  # there, two are equally near
 
 
 def test_no_clients_and_centres_that_do_not_fit(index):
@@ -69,23 +70,24 @@ def test_direct_retrieval_as_written_out(number):
     assert (np.diff(hits.scores) <= 0).all()
 
 
-def test_the_remainder_goes_to_the_first_centres(index):
-    hits = retrieve_direct(index, at(0, 90), number=3)
-    assert hits.rows.tolist() == [0, 5, 1]
-    np.testing.assert_allclose(hits.scores, [1, 1, np.cos(np.deg2rad(10))], atol=1e-6)
+@pytest.mark.parametrize(
+    ("centers", "number", "alpha", "rows"),
+    [
+        ((0, 90), 3, None, [0, 5, 1]),  # the remainder goes to the first centres
+        ((0, 1), 2, None, [0, 1]),  # near centres do not take a row twice
+        ((0, 60, 90), 2, None, [0, 4]),  # fewer rows than centres
+        # Below 0.6 to 45 degrees there is nothing, so the other centre gives all four that are below 0.6 to it.
+        ((45, 180), 4, 0.6, [5, 4, 3, 2]),
+    ],
+)
+def test_each_centre_gives_its_share(index, centers, number, alpha, rows):
+    hits = retrieve_direct(index, at(*centers), number, alpha)
+    assert hits.rows.tolist() == rows
+    nearest = (PUBLIC[rows] @ at(*centers).T).max(axis=1)
+    if alpha is None:
+        np.testing.assert_allclose(hits.scores, nearest, atol=1e-6)
 
 
-def test_near_centres_do_not_take_a_row_twice(index):
+def test_all_rows_are_given_where_all_are_wanted(index):
     assert sorted(retrieve_direct(index, at(0, 1, 2), number=6).rows.tolist()) == [0, 1, 2, 3, 4, 5]
-    assert retrieve_direct(index, at(0, 1), number=2).rows.tolist() == [0, 1]
-
-
-def test_what_a_centre_does_not_find_is_filled_by_the_others(index):
-    """Below 0.6 to 45 degrees there is nothing, so the other centre gives all four that are below 0.6 to it."""
-    hits = retrieve_direct(index, at(45, 180), number=4, alpha=0.6)
-    assert hits.rows.tolist() == [5, 4, 3, 2]
     assert len(retrieve_direct(index, at(45, 180), number=50, alpha=0.6).rows) == 6
-
-
-def test_fewer_rows_than_centres(index):
-    assert retrieve_direct(index, at(0, 60, 90), number=2).rows.tolist() == [0, 4]

@@ -88,9 +88,7 @@ def test_the_graph_is_asked_again_where_rows_are_above_the_bound(graph, vectors,
         return propose(self, some, number)
 
     monkeypatch.setattr(VectorIndex, "_propose", noted)
-    monkeypatch.setattr(
-        index_file, "exact_search", lambda _, queries, *rest: [] if not len(queries) else 1 / 0
-    )
+    monkeypatch.setattr(index_file, "exact_search", lambda _, queries, *rest: 1 / 0 if len(queries) else [])
     above = [(vectors @ query >= 0.5).sum() for query in queries]
     assert min(above) > 30
     found = graph.search(queries, 30, below=0.5)
