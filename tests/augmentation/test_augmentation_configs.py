@@ -67,12 +67,6 @@ def test_another_augmentation_by_its_short_name(name, tiny_model, tmp_path):
     assert [len(rows) for rows in added(tmp_path).values()] == [5] * 4
 
 
-def test_none(tiny_model, tmp_path):
-    arguments = [each for each in toy(tmp_path, tiny_model) if "augmentation" not in each]
-    ran("fit", "--config=feddca.yaml", *arguments, "--data.augmentation=null", NO_CALLBACKS)
-    assert added(tmp_path) == {}
-
-
 @pytest.mark.slow  # whole runs
 def test_feddca_star_after_the_projector(tiny_model, tmp_path):
     star = ["fit", "--config=feddca_star.yaml", *toy(tmp_path / "star", tiny_model)]

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from real_rows import ALPACA, MTBENCH, SAFERLHF, SHP, TLDR, TLDR_PROMPTS, UKP
-from tiny_world import VOTES, fedlight, make_encoder, table, write_rows
+from tiny_world import VOTES, fedlight, make_encoder, read_lines, table, write_rows
 
 from fedlight import conf
-from fedlight.toy import MODEL
 
 CPU = "--trainer.accelerator=cpu"
 ONE_VISIT = (
@@ -38,28 +37,18 @@ PARTS = {
 REAL_VOTES = ("ukpconvarg", "ukpconvarg_choice")
 BY_THE_RECIPES = ("dpo", "votes", "mtbench")
 ELSEWHERE = {  # config -> where it is run
-    "reward_votes": "recipes/test_baselines.py",
-    **dict.fromkeys(
-        ("feddca", "feddca_star", "feddca_llama3", "projector"), "augmentation/test_augmentation_configs.py"
-    ),
-    **dict.fromkeys(
-        [f"data/{name}_instructions" for name in ("codealpaca", "medalpaca", "fingpt", "mathinstruct")],
-        "augmentation/test_augmentation_configs.py",
-    ),
-    **dict.fromkeys(
-        ("fewfedpit", "fewfedpit_llama2", "fewfedpit_medinstruct"), "conf/test_few_shot_configs.py"
-    ),
-    **dict.fromkeys(("polis", "polis_lora"), "recipes/test_polis_recipe.py"),
-    **dict.fromkeys(
-        [f"methods/{name}" for name in ("fedbis", "fedbiscuit", "feddca", "fewfedpit")],
-        "lightning_cli/test_extended_configs.py",
-    ),
-    "tasks": "conf/test_task_configs.py",
-    "data/debate_prompts": "recipes/test_fedbis_real.py",
-    **dict.fromkeys(
-        [f"tasks/{name}" for name in ("gsm8k", "human_eval", "mmlu_medical", "pubmedqa", "sentiment")],
-        "conf/test_task_configs.py",
-    ),
+    name: file
+    for file, names in {
+        "recipes/test_baselines.py": "reward_votes",
+        "augmentation/test_augmentation_configs.py": "feddca feddca_star feddca_llama3 projector "
+        "data/codealpaca_instructions data/medalpaca_instructions data/fingpt_instructions data/mathinstruct_instructions",
+        "conf/test_few_shot_configs.py": "fewfedpit fewfedpit_llama2 fewfedpit_medinstruct",
+        "recipes/test_polis_recipe.py": "polis polis_lora",
+        "lightning_cli/test_extended_configs.py": "methods/fedbis methods/fedbiscuit methods/feddca methods/fewfedpit",
+        "conf/test_task_configs.py": "tasks tasks/gsm8k tasks/human_eval tasks/mmlu_medical tasks/pubmedqa tasks/sentiment",
+        "recipes/test_fedbis_real.py": "data/debate_prompts",
+    }.items()
+    for name in names.split()
 }
 DATA = {  # command, config, rows, what is passed besides
     "tldr_comparisons": ("fit", "selector", TLDR, ""),
@@ -73,34 +62,28 @@ DATA = {  # command, config, rows, what is passed besides
     "toy_prompts": ("predict", "completions", None, "--data.limit=2"),
 }
 RECIPES = {  # recipe -> where it is run
-    "demo": "recipes/test_recipes.py",
-    "fedbis_real": "recipes/test_fedbis_real.py",
-    "fedbis": "conf/test_configs.py",
-    **dict.fromkeys(
-        ("tldr", "shp", "fedbiscuit", "fedbiscuit_loud", "reward_hacking"), "recipes/test_method_recipes.py"
-    ),
-    **dict.fromkeys(("ukpconvarg", "mtbench"), "recipes/test_vote_recipes.py"),
-    **dict.fromkeys(("polis", "polis_real"), "recipes/test_polis_recipe.py"),
-    "fleets": "recipes/test_fleets_recipe.py",
-    **dict.fromkeys(("liars", "liars_real"), "recipes/test_liars_recipe.py"),
-    **dict.fromkeys(("private", "private_methods"), "recipes/test_private_recipe.py"),
-    **dict.fromkeys(("lora_bench", "lora_bench_instructions"), "recipes/test_lora_bench_recipe.py"),
-    "mixed_fleet": "recipes/test_mixed_fleet_recipe.py",
-    **dict.fromkeys(
-        ("feddca", "feddca_seeds", "feddca_star", "feddca_domains", "feddca_real", "heterogeneity"),
-        "recipes/test_domain_recipes.py",
-    ),
-    **dict.fromkeys(("curious", "curious_real"), "recipes/test_curious_recipe.py"),
-    "feddca_leakage": "recipes/test_leakage_recipe.py",
-    **dict.fromkeys(("fewfedpit", "fewfedpit_rule", "fewfedpit_real"), "recipes/test_few_shot_recipe.py"),
-    "mt_judges": "recipes/test_judge_agreement.py",
-    **dict.fromkeys(
-        ("fedbiscuit_table1", "fedbiscuit_table2", "feddca_table2", "fewfedpit_table2"),
-        "recipes/test_reproduction.py",
-    ),
-    **dict.fromkeys(
-        ("fewfedpit_table2_medalpaca", "fewfedpit_table2_medinstruct"), "recipes/test_reproduction.py"
-    ),
+    name: file
+    for file, names in {
+        "recipes/test_recipes.py": "demo",
+        "recipes/test_fedbis_real.py": "fedbis_real",
+        "conf/test_configs.py": "fedbis",
+        "recipes/test_method_recipes.py": "tldr shp fedbiscuit fedbiscuit_loud reward_hacking",
+        "recipes/test_vote_recipes.py": "ukpconvarg mtbench",
+        "recipes/test_polis_recipe.py": "polis polis_real",
+        "recipes/test_fleets_recipe.py": "fleets",
+        "recipes/test_liars_recipe.py": "liars liars_real",
+        "recipes/test_private_recipe.py": "private private_methods",
+        "recipes/test_lora_bench_recipe.py": "lora_bench lora_bench_instructions",
+        "recipes/test_mixed_fleet_recipe.py": "mixed_fleet",
+        "recipes/test_domain_recipes.py": "feddca feddca_seeds feddca_star feddca_domains feddca_real heterogeneity",
+        "recipes/test_curious_recipe.py": "curious curious_real",
+        "recipes/test_leakage_recipe.py": "feddca_leakage",
+        "recipes/test_few_shot_recipe.py": "fewfedpit fewfedpit_rule fewfedpit_real",
+        "recipes/test_judge_agreement.py": "mt_judges",
+        "recipes/test_reproduction.py": "fedbiscuit_table1 fedbiscuit_table2 feddca_table2 fewfedpit_table2 "
+        "fewfedpit_table2_medalpaca fewfedpit_table2_medinstruct",
+    }.items()
+    for name in names.split()
 }
 
 
@@ -156,27 +139,22 @@ def test_data(name, tiny_model, tmp_path):
     if command == "fit":
         assert len(table(tmp_path / "run/visits.csv")) == 2
     else:
-        rows = (tmp_path / "run/completions.jsonl").read_text().splitlines()
-        assert all(len(json.loads(row)["completions"]) == 1 for row in rows)
+        assert all(len(row["completions"]) == 1 for row in read_lines(tmp_path / "run/completions.jsonl"))
 
 
 @pytest.mark.usefixtures("any_text")
-@pytest.mark.parametrize("name", REAL_VOTES)
-@pytest.mark.parametrize("data", [None, "data/ukpconvarg.yaml"])
+@pytest.mark.parametrize(
+    ("name", "data"), [*((name, None) for name in REAL_VOTES), ("ukpconvarg_choice", "data/ukpconvarg.yaml")]
+)
 def test_real_votes(name, data, tiny_model, tmp_path):
     model = tiny_model if name == "ukpconvarg_choice" else make_encoder(tmp_path / "encoder")
     held_out = ("firefox-vs-internet-explorer_no", "is-the-school-uniform-a-good-or-bad-idea-_good")
     more = [{**UKP[0], "topic": topic, "response_a": topic} for topic in held_out]
     rows = write_rows(tmp_path / "votes.jsonl", UKP + more)
-    arguments = [
-        f"--config={name}.yaml",
-        f"--trainer.default_root_dir={tmp_path / 'run'}",
-        "--model.model",
-        model,
-    ]
+    arguments = [f"--config={name}.yaml", f"--trainer.default_root_dir={tmp_path / 'run'}"]
+    arguments += ["--model.model", model]
     if data is not None:
-        form = "choice" if name == "ukpconvarg_choice" else "pair"
-        arguments += ["--data", data, "--data.tokenizer", model, "--data.format.form", form]
+        arguments += ["--data", data, "--data.tokenizer", model, "--data.format.form", "choice"]
     arguments += [f"--data.source={rows}", f"--data.split.test_source={rows}", "--data.batch_size=4"]
     fast = ["--trainer.max_epochs=1", "--federated.clients_per_round=2", "--federated.local_steps=1"]
     run("fit", *arguments, *fast)
@@ -208,7 +186,3 @@ def test_the_recipe_fedbis(tiny_model, tmp_path):
     assert (merged / "model.safetensors").exists()
     settings = json.loads((tmp_path / "out/seed0/completions/settings.json").read_text())
     assert settings["model.init_args.model"] == str(merged)  # DPO starts from the instructed model
-
-
-def test_the_embedded_model_is_there():
-    assert (MODEL / "model.safetensors").is_file()

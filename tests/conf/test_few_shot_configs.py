@@ -5,7 +5,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 from real_rows import ALPACA
-from tiny_world import fedlight, refused, table, write_rows
+from tiny_world import fedlight, read_lines, refused, table, write_rows
 
 from fedlight import conf
 
@@ -42,24 +42,17 @@ def test_a_model_that_cannot_write_questions_trains_on_its_own_rows(tmp_path, ti
 
 
 def test_rows_of_its_own_making(tmp_path, tiny_model):
-    texts = (
-        ANY_TEXT,
-        ANY_ANSWER,
-        "--data.synthesis.keep_cut=true",
-        "--data.synthesis.number=3",
-        "--data.keep=2",
-    )
-    ran(*toy(tmp_path, tiny_model, *texts, "--trainer.callbacks=[{class_path: VisitLog}]"))
-    made = [json.loads(line) for line in (tmp_path / "synthetic/round_0001.jsonl").read_text().splitlines()]
-    assert made
+    own = ("--data.synthesis.keep_cut=true", "--data.synthesis.number=3", "--data.keep=2")
+    log = "--trainer.callbacks=[{class_path: VisitLog}]"
+    ran(*toy(tmp_path, tiny_model, ANY_TEXT, ANY_ANSWER, *own, log))
+    assert read_lines(tmp_path / "synthetic/round_0001.jsonl")
     assert len(table(tmp_path / "visits.csv")) == 8  # two of each client
 
 
-@pytest.mark.parametrize("algorithm", ["FedMIT", "LocalSelfGeneration", "FewFedWeight"])
-def test_baselines_by_name(algorithm, tmp_path, tiny_model):
-    changes = [f"--federated.algorithm={algorithm}", "--trainer.callbacks=[]", "--trainer.max_epochs=1"]
-    if algorithm == "FewFedWeight":
-        changes += ["--data.synthesis=PseudoResponses", "--data.synthesis.max_response_tokens=4"]
+def test_a_baseline_by_name(tmp_path, tiny_model):
+    """The others are run by the recipe fewfedpit."""
+    changes = ["--federated.algorithm=FewFedWeight", "--trainer.callbacks=[]", "--trainer.max_epochs=1"]
+    changes += ["--data.synthesis=PseudoResponses", "--data.synthesis.max_response_tokens=4"]
     ran(*toy(tmp_path, tiny_model, *changes))
     assert (tmp_path / "synthetic").is_dir()
 
@@ -92,7 +85,5 @@ def test_the_setting_of_the_paper(name, clients, tmp_path, tiny_model):
     assert len(table(tmp_path / "run/visits.csv")) == 2
     attacked = table(tmp_path / "run/attacks/attacks.csv")
     assert {row["target"] for row in attacked} > {"global"}
-    said = json.loads(
-        (tmp_path / "run/attacks/round_1/discoverable_memorization.jsonl").read_text().splitlines()[0]
-    )
+    said, *_ = read_lines(tmp_path / "run/attacks/round_1/discoverable_memorization.jsonl")
     assert said["client"] in {f"c{index:0{len(str(clients - 1))}d}" for index in range(clients)}

@@ -3,12 +3,15 @@
 import pytest
 from tiny_world import VOTES, fedlight, make_model
 
-SMALL = [
-    "--trainer.max_epochs=1",
-    "--federated.clients_per_round=2",
-    "--federated.local_steps=2",
-    "--trainer.accelerator=cpu",
-]
+SMALL = ["--federated.clients_per_round=2", "--federated.local_steps=2", "--trainer.accelerator=cpu"]
+SMALL += [f"--data.source={VOTES}", "--data.split.test_source=null", "--trainer.limit_val_batches=0"]
+
+
+def trained(folder, base, config, *more):
+    own = (f"--config={config}.yaml", f"--trainer.default_root_dir={folder}", f"--model.model={base}")
+    done = fedlight("fit", *own, *SMALL, *more)
+    assert done.code == 0, done.err
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -20,46 +23,15 @@ def base(tmp_path_factory):
 def run(tmp_path_factory, base):
     """A run of instruction tuning that has moved the model."""
     folder = tmp_path_factory.mktemp("runs") / "sft"
-    done = fedlight(
-        *(
-            "fit",
-            "--config=sft.yaml",
-            f"--trainer.default_root_dir={folder}",
-            f"--model.model={base}",
-            *SMALL,
-        ),
-        *(
-            f"--data.source={VOTES}",
-            "--data.split.test_source=null",
-            "--model.lr=0.1",
-            "--trainer.limit_val_batches=0",
-        ),
-    )
-    assert done.code == 0, done.err
-    return folder
+    return trained(folder, base, "sft", "--trainer.max_epochs=1", "--model.lr=0.1")
 
 
 @pytest.fixture(scope="session")
 def selectors(tmp_path_factory, base):
     """A run of FedBiscuit."""
     folder = tmp_path_factory.mktemp("runs") / "fedbiscuit"
-    done = fedlight(
-        *("fit", "--config=fedbiscuit.yaml", f"--trainer.default_root_dir={folder}", f"--model.model={base}"),
-        *(
-            f"--data.source={VOTES}",
-            "--data.split.test_source=null",
-            "--federated.algorithm.warmup_rounds=1",
-            "--model.lr=0.05",
-        ),
-        *(
-            "--federated.algorithm.regroup_every=1",
-            *SMALL[1:],
-            "--trainer.max_epochs=5",
-            "--trainer.limit_val_batches=0",
-        ),
-    )
-    assert done.code == 0, done.err
-    return folder
+    rounds = ("--federated.algorithm.warmup_rounds=1", "--federated.algorithm.regroup_every=1")
+    return trained(folder, base, "fedbiscuit", *rounds, "--trainer.max_epochs=5", "--model.lr=0.05")
 
 
 @pytest.fixture(scope="session")

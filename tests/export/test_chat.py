@@ -51,10 +51,8 @@ def test_both_answers_are_greedy_ones_of_the_run_and_of_its_base(run, piped):
     fields = dict.fromkeys(template.slots, "")
     prompts = [template.render({**fields, chat._slot_of(template): post}).text for post in POSTS]
     settings = {"n": 1, "temperature": 0.0, "max_new_tokens": 8}
-    expected = zip(
-        module.generate(prompts, raw=True, **settings), module.generate(prompts, **settings), strict=True
-    )
-    expected = [text for pair in expected for (text,) in pair]
+    raw, tuned = (module.generate(prompts, raw=is_raw, **settings) for is_raw in (True, False))
+    expected = [text for pair in zip(raw, tuned, strict=True) for (text,) in pair]
     assert panels(done.out) == [" ".join(text.split()) or "(nothing)" for text in expected]
     assert expected[0] != expected[1]  # else nothing is shown
 
@@ -70,9 +68,8 @@ def test_the_preference_is_that_of_the_exported_selectors(selectors, base, expor
     shares = [float(torch.tensor(pair).softmax(0)[1]) for pair in pairs]
     assert [float(share) for share in re.findall(r"0\.\d+", said)] == pytest.approx(shares, abs=0.001)
     votes = exported.vote(fields, *PAIR)
-    assert said.startswith(
-        f"{max(votes)} of 3 selectors prefer the {'tuned' if votes[1] > votes[0] else 'raw'} answer"
-    )
+    winner = "tuned" if votes[1] > votes[0] else "raw"
+    assert said.startswith(f"{max(votes)} of 3 selectors prefer the {winner} answer")
 
 
 def test_two_orders_of_an_undecided_selector_cancel():

@@ -44,21 +44,24 @@ def changed(folder, to, model, **data):
     return to
 
 
-def test_the_card_shows_the_chat_template(run, chatty, tmp_path):
-    own = changed(run, tmp_path / "own", chatty, generation_template="chat")
-    done = fedlight("export", str(own), f"--output={tmp_path / 'out'}")
+def exported(own, folder):
+    done = fedlight("export", str(own), f"--output={folder}")
     assert done.code == 0, done.err
-    card = (tmp_path / "out/README.md").read_text()
-    assert "```text\n<s> user : {prompt} </s> <s> assistant :\n```" in card
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("columns", "asked"),
+    [
+        ({}, "prompt"),
+        ({"columns": {"messages": "messages.:-1", "chosen": "chosen", "rejected": "rejected"}}, "question"),
+    ],
+)
+def test_the_card_shows_the_chat_template(run, chatty, tmp_path, columns, asked):
+    own = changed(run, tmp_path / "own", chatty, generation_template="chat", **columns)
+    card = (exported(own, tmp_path / "out") / "README.md").read_text()
+    assert f"```text\n<s> user : {{{asked}}} </s> <s> assistant :\n```" in card
     assert "`tokenizer.apply_chat_template`" in card
-
-
-def test_the_card_of_conversations_shows_a_question(run, chatty, tmp_path):
-    columns = {"messages": "messages.:-1", "chosen": "chosen", "rejected": "rejected"}
-    own = changed(run, tmp_path / "own", chatty, generation_template="chat", columns=columns)
-    done = fedlight("export", str(own), f"--output={tmp_path / 'out'}")
-    assert done.code == 0, done.err
-    assert "```text\n<s> user : {question} </s> <s> assistant" in (tmp_path / "out/README.md").read_text()
 
 
 def test_lines_are_asked_in_the_chat_template(run, chatty, tmp_path, monkeypatch):
@@ -67,26 +70,20 @@ def test_lines_are_asked_in_the_chat_template(run, chatty, tmp_path, monkeypatch
     monkeypatch.setenv("COLUMNS", "90")
     done = fedlight("chat", str(own), "--max-new-tokens", "4")
     assert done.code == 0, done.err
-    module = open_run(own).load()
-    asked = module.tokenizer.apply_chat_template(
-        [{"role": "user", "content": "carla sounds"}], tokenize=False, add_generation_prompt=True
-    )
+    module, turns = open_run(own).load(), [{"role": "user", "content": "carla sounds"}]
+    asked = module.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     [[tuned]] = module.generate([asked], n=1, temperature=0.0, max_new_tokens=4)
     assert " ".join(tuned.split()) in " ".join(done.out.split())
 
 
 def test_an_exported_selector_reads_the_chat_template(selectors, chatty, tmp_path):
     template = "chat:POST : {post}\nA : {response_a}\nB : {response_b}\nCHOICE :"
-    own = changed(selectors, tmp_path / "own", chatty, choice_template=template)
-    done = fedlight("export", str(own), f"--output={tmp_path / 'out'}")
-    assert done.code == 0, done.err
-    settings = json.loads((tmp_path / "out" / SETTINGS).read_text())
+    out = exported(changed(selectors, tmp_path / "own", chatty, choice_template=template), tmp_path / "out")
+    settings = json.loads((out / SETTINGS).read_text())
     assert settings["is_chat"]
     assert settings["template"].startswith("<s> user : POST : {post}\nA : {response_a}")
     assert settings["template"].endswith("{response_b} </s> <s> assistant : CHOICE :")
     pair = Comparison({"post": "anna bakes bread"}, "bees rambles", "carla sounds")
-    judge = SelectorJudge(str(tmp_path / "out"), chatty, choice_template=template, dtype="fp32")
-    found = Selectors(tmp_path / "out", chatty).log_probs(
-        {"post": " anna bakes bread"}, pair.first, pair.second
-    )
+    judge = SelectorJudge(str(out), chatty, choice_template=template, dtype="fp32")
+    found = Selectors(out, chatty).log_probs({"post": " anna bakes bread"}, pair.first, pair.second)
     assert judge.log_probs([pair])[:, 0] == pytest.approx(np.array(found), abs=1e-5)

@@ -41,18 +41,23 @@ for model_folder, adapter_folder in folders:
 
 
 def answers_of_the_run(run):
-    module = open_run(run).load()
-    found = module.generate(
-        PROMPTS, n=1, temperature=0.0, top_p=1.0, max_new_tokens=8, seed=0, stop=(), strip=True
-    )
+    found = open_run(run).load().generate(PROMPTS, n=1, temperature=0.0, max_new_tokens=8)
     return [one for (one,) in found]
 
 
-def test_exporters_that_are_too_old_are_named_with_the_release_that_has_them(run, monkeypatch, tmp_path):
+@pytest.fixture
+def export(run, tmp_path):
+    """Export the run in a form."""
+
+    def export(form, *more, output="out"):
+        return fedlight("export", str(run), "--format", form, f"--output={tmp_path / output}", *more)
+
+    return export
+
+
+def test_exporters_that_are_too_old_are_named_with_the_release_that_has_them(export, monkeypatch, tmp_path):
     monkeypatch.setattr("fedlight.export.graphs.import_module", lambda name: object())
-    done = fedlight("export", str(run), "--format", "onnx", "--output", str(tmp_path / "out"))
-    assert done.code == 2
-    assert "pip install --upgrade 'transformers>=5.23'" in done.err
+    assert "pip install --upgrade 'transformers>=5.23'" in refused(export("onnx"))
     assert not (tmp_path / "out").exists()
 
 
@@ -84,23 +89,22 @@ def test_plain_libraries_answer_as_the_run_did(run, base, exported):
     assert untuned != expected  # else nothing is shown
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning"
-)  # of the exporters' packages
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of the exporters
 @pytest.mark.parametrize(("form", "needs"), [("onnx", "onnxscript"), ("executorch", "executorch")])
 @pytest.mark.slow
-def test_exported_programs_answer_as_the_run_did_with_the_lines_of_their_card(run, form, needs, tmp_path):
+def test_exported_programs_answer_as_the_run_did_with_the_lines_of_their_card(
+    run, export, form, needs, tmp_path
+):
     pytest.importorskip(needs)
     if not hasattr(pytest.importorskip("transformers.exporters"), "ExportedModel"):
         pytest.skip("these exporters of transformers are too old")
-    done = fedlight("export", str(run), "--format", form, "--output", str(tmp_path / "out"))
+    done = export(form)
     assert done.code == 0, done.err
     lines = (tmp_path / "out/README.md").read_text().partition("```python\n")[2].partition("```")[0]
     lines = lines.replace("FOLDER", str(tmp_path / "out")).replace("< 32", "< 8")
     asked = "".join(lines.replace('"Once upon a time"', repr(prompt)) for prompt in PROMPTS)
-    plain = subprocess.run(
-        [sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=300
-    )
+    call = [sys.executable, "-c", asked]
+    plain = subprocess.run(call, capture_output=True, text=True, check=True, timeout=300)
     assert [line.strip() for line in plain.stdout.splitlines()[-2:]] == answers_of_the_run(run)
     assert b"secret-folder" not in b"".join(file.read_bytes() for file in (tmp_path / "out").iterdir())
 
@@ -118,13 +122,9 @@ def test_a_run_without_an_end_is_exported_and_said_to_have_none(run, checkpoint,
 
 
 @pytest.mark.parametrize("form", graphs.PACKAGES)
-def test_an_exporter_that_is_not_installed_is_named_before_the_model_is_loaded(
-    run, form, tmp_path, monkeypatch
-):
+def test_an_exporter_that_is_not_installed_is_named(export, form, tmp_path, monkeypatch):
     monkeypatch.setattr(graphs, "find_spec", lambda name: None if name in graphs.PACKAGES[form] else name)
-    done = fedlight("export", str(run), "--format", form, "--output", str(tmp_path / "out"))
-    assert done.code == 2
-    assert f"pip install 'fedlight[{form}]'" in done.err
+    assert f"pip install 'fedlight[{form}]'" in refused(export(form))
     assert not (tmp_path / "out").exists()
 
 
@@ -168,10 +168,8 @@ def shown(module, exported, fields, first, second):
     ids = tokenizer(f"{text} {exported.choices[0]}", add_special_tokens=False)["input_ids"]
     opening = tokenizer("x")["input_ids"][:1]
     prompt = (opening if opening == [tokenizer.bos_token_id] else []) + ids[:-1]
-    tokens = [
-        tokenizer(f"{text} {choice}", add_special_tokens=False)["input_ids"][-1]
-        for choice in exported.choices
-    ]
+    texts = [f"{text} {choice}" for choice in exported.choices]
+    tokens = [ids[-1] for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     with torch.no_grad():
         logits = module.network(input_ids=torch.tensor([prompt])).logits[0, -1]
     return logits[tokens].log_softmax(0)
@@ -184,49 +182,48 @@ def slots(template):
     return names - {"response_a", "response_b"}
 
 
-def test_what_cannot_be_exported_is_refused_with_its_remedy(run, tmp_path):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/file").touch()
-    assert "it is not empty" in refused(fedlight("export", str(run), "--output", str(tmp_path / "full")))
-    assert "llama.cpp's own converter" in refused(
-        fedlight("export", str(run), "--format", "gguf", "--output", str(tmp_path / "g"))
-    )
-    assert "there is no such file" in refused(
-        fedlight(
-            "export", str(run), "--format", "gguf", "--converter", "none.py", "--output", str(tmp_path / "g")
-        )
-    )
-    (tmp_path / "empty").mkdir()
-    assert refused(fedlight("export", str(tmp_path / "empty")))
-    assert not (tmp_path / "g").exists()
-
-
-def test_a_converter_gets_the_merged_model_and_its_failure_is_told(run, tmp_path):
-    works, fails = tmp_path / "convert.py", tmp_path / "fail.py"
-    works.write_text("import sys, shutil; shutil.copy(sys.argv[1] + '/model.safetensors', sys.argv[3])")
-    fails.write_text("import sys; sys.exit('Model X is not supported')")
-    out = ["--format", "gguf", "--output"]
-    assert fedlight("export", str(run), *out, str(tmp_path / "g"), "--converter", str(works)).code == 0
-    assert len([*(tmp_path / "g").glob("*.gguf")]) == 1
-    said = refused(fedlight("export", str(run), *out, str(tmp_path / "h"), "--converter", str(fails)))
-    assert "Model X is not supported" in said
-    assert not [*tmp_path.glob("h*")]
-
-
-def test_a_converter_that_hangs_is_stopped(run, tmp_path, monkeypatch):
-    hangs = tmp_path / "hang.py"
-    hangs.write_text("import time; time.sleep(60)")
-    monkeypatch.setattr(gguf, "HOURS", 1 / 3600)
-    arguments = ["--format", "gguf", "--output", str(tmp_path / "g"), "--converter", str(hangs)]
-    assert "hang.py was stopped after" in refused(fedlight("export", str(run), *arguments))
-    assert not [*tmp_path.glob("g*")]
-
-
-def test_no_repository_is_made_for_what_cannot_be_exported(run, tmp_path, monkeypatch):
+def test_what_cannot_be_exported_is_refused_with_its_remedy(export, tmp_path, monkeypatch):
+    """And no repository is made for it."""
     monkeypatch.setattr(hub, "make_repo", lambda *arguments: pytest.fail("a repository was made"))
-    push = ["--push", "me/model", "--output", str(tmp_path / "g")]
-    said = refused(fedlight("export", str(run), "--format", "gguf", "--converter", "none.py", *push))
-    assert "there is no such file" in said
+    for folder in ("full", "empty"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "full/file").touch()
+    assert "it is not empty" in refused(export("adapter", output="full"))
+    assert "llama.cpp's own converter" in refused(export("gguf"))
+    for push in ((), ("--push", "me/model")):
+        assert "there is no such file" in refused(export("gguf", "--converter", "none.py", *push))
+    assert refused(fedlight("export", str(tmp_path / "empty")))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def convert(export, tmp_path):
+    """Export to GGUF with a converter of these lines."""
+
+    def convert(lines):
+        (tmp_path / "convert.py").write_text(lines)
+        return export("gguf", "--converter", str(tmp_path / "convert.py"))
+
+    return convert
+
+
+def test_a_converter_gets_the_merged_model(convert, tmp_path):
+    lines = "import sys, shutil; shutil.copy(sys.argv[1] + '/model.safetensors', sys.argv[3])"
+    assert convert(lines).code == 0
+    assert len([*(tmp_path / "out").glob("*.gguf")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds", "said"),
+    [
+        ("import sys; sys.exit('Model X is not supported')", 3600, "Model X is not supported"),
+        ("import time; time.sleep(60)", 1, "convert.py was stopped after"),
+    ],
+)
+def test_a_converter_that_fails_or_hangs_is_told(convert, tmp_path, monkeypatch, lines, seconds, said):
+    monkeypatch.setattr(gguf, "HOURS", seconds / 3600)
+    assert said in refused(convert(lines))
+    assert not [*tmp_path.glob("out*")]
 
 
 class Hub:
@@ -246,10 +243,8 @@ class Hub:
 
 def test_a_push_makes_a_private_repository_and_uploads_the_folder(tmp_path):
     api = Hub()
-    assert (
-        hub.push(tmp_path, "me/model", hub.make_repo("me/model", False, api))
-        == "https://huggingface.co/me/model"
-    )
+    address = hub.push(tmp_path, "me/model", hub.make_repo("me/model", False, api))
+    assert address == "https://huggingface.co/me/model"
     assert api.calls[0] == ("me/model", {"private": True, "exist_ok": True})
     assert api.calls[1]["folder_path"] == tmp_path
     with pytest.raises(OSError, match="401 Unauthorized; log in"):

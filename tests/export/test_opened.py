@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 import yaml
-from tiny_world import fedlight
+from tiny_world import fedlight, refused
 
 from fedlight.export.opened import open_run
 
@@ -78,15 +78,11 @@ def change_config(folder, before, after):
     file.write_text(text.replace(before, after))
 
 
-def test_a_global_model_that_nobody_trained_is_refused(own, tmp_path):
+def test_a_global_model_that_nobody_trained_is_refused_and_models_of_clients_are_on_the_card(own, tmp_path):
     change_config(own, "algorithm: null", "algorithm: {class_path: fedlight.LocalOnly}")
-    done = fedlight("export", str(own), f"--output={tmp_path / 'out'}")
-    assert done.code == 2
-    assert "LocalOnly, which leaves the global model as it was" in done.err
-
-
-def test_a_card_says_that_clients_have_models_of_their_own(own, tmp_path):
-    change_config(own, "algorithm: null", "algorithm: {class_path: fedlight.Ditto}")
+    said = refused(fedlight("export", str(own), f"--output={tmp_path / 'out'}"))
+    assert "LocalOnly, which leaves the global model as it was" in said
+    change_config(own, "fedlight.LocalOnly", "fedlight.Ditto")
     assert fedlight("export", str(own), f"--output={tmp_path / 'out'}").code == 0
     assert "Ditto trains a model for each client" in (tmp_path / "out/README.md").read_text()
 

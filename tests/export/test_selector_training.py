@@ -2,14 +2,13 @@
 
 import json
 
-import lightning
 import numpy as np
 import pytest
+from answered import predicted
 from tiny_world import VOTES, fedlight, tiny_selector, write_rows
 
 from fedlight.datamodules.preferences.completions import CompletionPairDataModule
 from fedlight.datamodules.preferences.format import Format
-from fedlight.datamodules.preferences.labelling import gather
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.encoding import Comparison
 from fedlight.export.opened import open_run
@@ -18,7 +17,6 @@ from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.modules.selector import ASKED, SelectorModule
 
 LETTERS = {"prior": 0.75, "temperature": 1.5}
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 PAIRS = [
     Comparison({"prompt": row["prompt"]}, row["response_a"], row["response_b"])
     for row in load_rows(VOTES)
@@ -52,18 +50,12 @@ def run(request, base, files, tmp_path_factory):
 def by_module(run, base, files, orders):
     """What the module of the run's last checkpoint says of the pairs, ``(selectors, pairs, 2)``."""
     module = open_run(run, "last").load()
-    data = CompletionPairDataModule(
-        str(files / "pairs.jsonl"), orders, format=Format(choices=("B", "A")), tokenizer=base, max_tokens=128
-    )
-    batches = lightning.Trainer(**QUIET).predict(module, datamodule=data)
-    votes = [
-        {"index": index, "order": order, "logp_a": a, "logp_b": b}
-        for batch, said in zip(data.predict_dataloader(), batches, strict=True)
-        for index, order, (a, b) in zip(
-            batch["index"].tolist(), batch["order"].tolist(), said.tolist(), strict=True
-        )
-    ]
-    return gather(votes, len(PAIRS), orders)
+    return predicted(module, pairs(files, base, orders), len(PAIRS), orders)
+
+
+def pairs(files, base, orders):
+    settings = {"format": Format(choices=("B", "A")), "tokenizer": base, "max_tokens": 128}
+    return CompletionPairDataModule(str(files / "pairs.jsonl"), orders, **settings)
 
 
 def test_judge_and_exported_vote_say_what_the_module_says(run, base, files, tmp_path):
@@ -103,11 +95,8 @@ def test_other_settings_than_those_of_the_training_are_refused(run, base, files)
     with pytest.raises(ValueError, match=r"trained on the mean of both orders.*: set orders to both"):
         SelectorJudge(adapter, base, choices=("B", "A"), orders="one")
     module = SelectorModule(base, choices=("B", "A"), adapter=adapter)
-    data = CompletionPairDataModule(
-        str(files / "pairs.jsonl"), "one", format=Format(choices=("B", "A")), tokenizer=base
-    )
     with pytest.raises(ValueError, match=r"trained on the mean of both orders.*: set orders to both"):
-        lightning.Trainer(**QUIET).predict(module, datamodule=data)
+        predicted(module, pairs(files, base, "one"), len(PAIRS), "one")
 
 
 def test_a_record_is_found_beside_several_adapters_and_may_be_removed(base, tmp_path):

@@ -114,11 +114,9 @@ def test_a_column_that_follows_from_the_question_is_no_client():
 
 
 def test_two_columns_that_could_be_the_client_are_both_named():
-    *used, client = names = ("k0", "k1", "k2", "k3", "k4")
+    *used, _ = names = ("k0", "k1", "k2", "k3", "k4")
     columns = describe([row | {"k5": f"d{number % 5}"} for number, row in enumerate(voted(names))])
-    with pytest.raises(
-        GuessError, match=rf"client\? {client} or k5 could be: .* --client COLUMN.*--client none"
-    ):
+    with pytest.raises(GuessError, match=r"client\? k4 or k5 could be: .* --client COLUMN.*--client none"):
         find_client(columns, used, None)
     assert find_client(columns, used, "k5").value == "k5"
     assert find_client(columns, used, "none").value is None

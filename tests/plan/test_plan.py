@@ -45,6 +45,11 @@ def planned(*arguments, shape=None, examples=None):
     return plan, {found.device.name: found for found in plan.forecasts}
 
 
+def cells(outcome, number):
+    """So many cells of each row that was printed."""
+    return [[cell.strip() for cell in line.split("│")[1 : number + 1]] for line in outcome.out.splitlines()]
+
+
 def test_all_that_it_writes(tmp_path):
     file = tmp_path / "plan.json"
     fleet = "--federated.fleet=devices/fleets/phones.yaml"
@@ -53,24 +58,31 @@ def test_all_that_it_writes(tmp_path):
     assert "SelectorModule on toy: 0.43 M weights frozen, 0.0563 M trained by AdamW" in outcome.out
     assert "a visit is 5 batches of 32 texts of 128 tokens" in outcome.out
     assert max(len(line) for line in outcome.out.splitlines()) < 180
-    row = next(line for line in outcome.out.splitlines() if "iphone_xr" in line)
-    assert [cell.strip() for cell in row.split("│")[1:7]] == ["iphone_xr", "10%", "yes", "4", "32", "no"]
+    assert ["iphone_xr", "10%", "yes", "4", "32", "no"] in cells(outcome, 6)
     written = json.loads(file.read_text())
     assert written["settings"]["batches"] == 5
     assert [device["device"] for device in written["devices"]][:2] == ["galaxy_s24_ultra", "pixel_8_pro"]
     for device in written["devices"]:
         parts = ("base", "adapter", "gradient", "moment", "activation")
-        assert (
-            sum(device[f"{part}_bytes"] for part in parts) == device["peak_bytes"] <= device["budget_bytes"]
-        )
-        assert device["reason"] == ""
-        assert device["remedies"] == []
+        in_all = sum(device[f"{part}_bytes"] for part in parts)
+        assert in_all == device["peak_bytes"] <= device["budget_bytes"]
+        assert (device["reason"], device["remedies"]) == ("", [])
 
 
-def test_bytes_are_those_of_the_adapter_that_a_run_sends():
+@pytest.fixture(scope="module")
+def module():
     module = SelectorModule(model="toy", lora=Lora(rank=8))
     module.configure_model()
-    sent = {name: weight.detach() for name, weight in trained_parameters(module).items()}
+    return module
+
+
+@pytest.fixture(scope="module")
+def sent(module):
+    """What clients send of it."""
+    return {name: weight.detach() for name, weight in trained_parameters(module).items()}
+
+
+def test_bytes_are_those_of_the_adapter_that_a_run_sends(module, sent):
     plan, found = planned("--config=selector.yaml", NO_DATA)
     assert {one.job.bytes_down for one in plan.forecasts} == {len(save(sent))}
     assert {one.job.bytes_up for one in plan.forecasts} == {len(save(sent))}
@@ -80,10 +92,7 @@ def test_bytes_are_those_of_the_adapter_that_a_run_sends():
     assert sorted(found) == known_devices()  # without a fleet, all that there are
 
 
-def test_several_visits_of_a_client_are_planned_together():
-    module = SelectorModule(model="toy", lora=Lora(rank=8))
-    module.configure_model()
-    sent = {name: weight.detach() for name, weight in trained_parameters(module).items()}
+def test_several_visits_of_a_client_are_planned_together(sent):
     body = len(save({name: value for name, value in sent.items() if "lora_B" not in name}))
     few = ["--config=selector.yaml", NO_DATA, "--model.lora.rank=8"]
     plain, _ = planned(*few)
@@ -153,19 +162,15 @@ def test_the_largest_rank_that_fits_is_planned_for_each_device(fleet, tmp_path):
     file = tmp_path / "plan.json"
     outcome = fedlight("plan", *few, "--federated.algorithm.ranks=[2, 8]", devices, "--json", str(file))
     assert outcome.code == 0, outcome.err
-    rows = {
-        row["device"]: (row["lora_rank"], row["reason"]) for row in json.loads(file.read_text())["devices"]
-    }
+    devices = json.loads(file.read_text())["devices"]
+    rows = {row["device"]: (row["lora_rank"], row["reason"]) for row in devices}
     assert rows == {"enough": (8, ""), "less": (2, ""), "least": (2, ""), "tiny": (2, "out_of_memory")}
     assert "LoRA rank" in outcome.out
-    lines = [[cell.strip() for cell in line.split("│")] for line in outcome.out.splitlines()]
-    assert ["enough", "25%", "yes", "16", "8"] in [line[1:6] for line in lines]
+    assert ["enough", "25%", "yes", "16", "8"] in cells(outcome, 5)
 
 
 @pytest.mark.slow
-def test_backpropagation_at_a_small_rank_comes_before_forward_passes_at_a_large_one(
-    fleet, tiny_model, tmp_path
-):
+def test_backpropagation_at_a_small_rank_comes_before_forward_passes_at_a_large(fleet, tiny_model, tmp_path):
     few = [*tiny_selector(tiny_model, tmp_path / "plan"), *HETLORA]
 
     def forecast(budget, *more):
@@ -175,12 +180,8 @@ def test_backpropagation_at_a_small_rank_comes_before_forward_passes_at_a_large_
     def largest_visit(budget, *more):
         folder = tmp_path / f"{budget}{len(more)}"
         phone = fleet(phone=((budget + 0.5) / 2**30, 16))
-        own = (
-            "--trainer.max_epochs=1",
-            "--federated.clients_per_round=6",
-            f"--trainer.default_root_dir={folder}",
-        )
-        assert fedlight("fit", *few, phone, *own, *more).code == 0
+        own = ("--federated.clients_per_round=6", f"--trainer.default_root_dir={folder}")
+        assert fedlight("fit", *few, phone, "--trainer.max_epochs=1", *own, *more).code == 0
         rows = [row for row in table(folder / "visits.csv") if row["peak_bytes"]]
         return max(rows, key=lambda row: (int(row["peak_bytes"]), row["client"]))
 
@@ -228,10 +229,8 @@ def test_an_a_that_is_never_sent_is_in_memory_in_plan_and_run(train, fleet, tiny
     for row in table(tmp_path / "run/visits.csv"):
         assert {name: int(row[name]) for name in expected} == expected
         assert int(row["base_bytes"]) == plan["base_bytes"]
-        assert (
-            int(row["peak_bytes"]) - int(row["activation_bytes"])
-            == sum(plan.values()) - plan["activation_bytes"]
-        )
+        resting = int(row["peak_bytes"]) - int(row["activation_bytes"])
+        assert resting == sum(plan.values()) - plan["activation_bytes"]
 
 
 @pytest.mark.slow  # whole runs
@@ -269,21 +268,18 @@ def test_a_wire_and_several_adapters():
     assert three.forecasts[0].fit.footprint.adapter_bytes == one.forecasts[0].fit.footprint.adapter_bytes
 
 
-@pytest.mark.parametrize(
-    ("name", "weights"),
-    [
-        ("qwen2_0.5b", 494_032_768),
-        ("gemma_2b", 2_506_172_416),
-        ("gemma_3_270m", 268_098_176),
-        ("llama2_7b", 6_738_415_616),
-        ("llama3_8b", 8_030_261_248),
-    ],
-)
-def test_shapes_have_the_published_number_of_weights(name, weights):
+PUBLISHED = {  # shape -> number of weights
+    **{"gemma_2b": 2_506_172_416, "gemma_3_270m": 268_098_176, "llama2_7b": 6_738_415_616},
+    **{"llama3_8b": 8_030_261_248, "qwen2_0.5b": 494_032_768},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shapes_have_the_published_number_of_weights(name):
     # nothing else is needed
     assert [file.name for file in path(f"shapes/{name}").iterdir()] == ["config.json"]
     module = SelectorModule(model=str(path(f"shapes/{name}"))).skeleton()
-    assert sum(one.numel() for one in module.parameters() if not one.requires_grad) == weights
+    assert sum(one.numel() for one in module.parameters() if not one.requires_grad) == PUBLISHED[name]
 
 
 def test_what_would_let_a_small_phone_join(fleet):
@@ -306,23 +302,19 @@ def test_a_phone_too_small_for_backpropagation_trains_by_forward_passes_alone(fl
     arguments = ["--config=sft.yaml", NO_DATA, "--data.batch_size=2", "--data.max_tokens=64"]
     arguments += ["--federated=FederatedLoop", "--federated.local_steps=2"]
     nothing = fleet(phone=(1e-6, 4))
-    back, needs = (
-        planned(*arguments, nothing, *more)[1]["phone"].fit.footprint.peak_bytes for more in ([], AUTO)
-    )
+    by_way = (planned(*arguments, nothing, *more)[1]["phone"] for more in ([], AUTO))
+    back, needs = (found.fit.footprint.peak_bytes for found in by_way)
     assert needs < back
     phones = fleet(phone=((needs + 0.5) / 2**30, 4), large=(16, 16))
     _, found = planned(*arguments, phones, *AUTO)
     assert [(one.reason, one.fit.forward) for one in found.values()] == [("", True), ("", False)]
     assert found["phone"].job.flops > 0
-    outcome = fedlight("plan", *arguments, phones, *AUTO)
-    rows = [[cell.strip() for cell in line.split("│")[1:5]] for line in outcome.out.splitlines()]
+    rows = cells(fedlight("plan", *arguments, phones, *AUTO), 4)
     assert ["phone", "50%", "yes", "forward"] in rows
     assert ["large", "50%", "yes", "backprop"] in rows
     outcome = fedlight("plan", *arguments, phones)
     assert "it could join with forward passes alone (--federated.forward ZerothOrder" in outcome.out
-    assert ["phone", "50%", "out of memory", "4"] in [
-        [cell.strip() for cell in line.split("│")[1:5]] for line in outcome.out.splitlines()
-    ]
+    assert ["phone", "50%", "out of memory", "4"] in cells(outcome, 4)
 
 
 def test_advice_is_printed(fleet):
@@ -390,10 +382,7 @@ def test_batches_of_a_visit(fleet, config, more, examples, expected):
         (["--config=selector.yaml", "--federated.fleet.devices={iphone_99: 1}"], "no device 'iphone_99'"),
         (["--config=selector.yaml", f"--data={BORING}DataModule"], "data.max_tokens is not set"),
         (["--config=selector.yaml", "--model.lrr=1"], "has no setting 'lrr'"),
-        (
-            ["--config=selector.yaml", f"--model={BORING}Model", "--data.tokenizer=toy"],
-            "derive it from LanguageModule",
-        ),
+        (["--config=selector.yaml", f"--model={BORING}Model", "--data.tokenizer=toy"], "from LanguageModule"),
     ],
 )
 def test_what_cannot_be_planned(arguments, complaint):
@@ -404,7 +393,7 @@ def test_help():
     outcome = fedlight("plan", "--help")
     assert outcome.code == 0
     assert ", ".join(known_shapes()) in " ".join(outcome.out.split())
-    assert known_shapes() == ["gemma_2b", "gemma_3_270m", "llama2_7b", "llama3_8b", "qwen2_0.5b"]
+    assert known_shapes() == [*PUBLISHED]
 
 
 def test_a_phone_that_keeps_most_of_its_memory_is_told_so(tmp_path):

