@@ -10,13 +10,11 @@ from scripted_generator import Scripted
 from tiny_world import read_lines, table, write_rows
 
 from fedlight import LESS, FederatedLoop, HashedEncoder, Lora, Optimization, Partition, SFTModule, VisitLog
-from fedlight.augmentation import DirectRetrieval, FedDCA, RandomSampling
+from fedlight.augmentation import DirectRetrieval, FedDCA, RandomSampling, SelfInstruct
 from fedlight.augmentation.less.example_gradients import ExampleGradients
 from fedlight.augmentation.less.warm_up import WarmUp
-from fedlight.augmentation.self_instruct import SelfInstruct
 from fedlight.datamodules.instructions import AugmentedInstructionDataModule, InstructionDataModule
-from fedlight.federation import FedAvgM
-from fedlight.federation.algorithms import FedAvg, FedProx, Scaffold
+from fedlight.federation import FedAvg, FedAvgM, FedProx, Scaffold
 
 PEOPLE = ("anna paints walls .", "ben bakes bread .", "finn reads letters .", "gina builds sheds .")
 ROWS = [

@@ -5,11 +5,8 @@ import torch
 from refusals import refusal
 from tiny_world import make_model
 
-from fedlight.evaluation.tasks.sampling import Sampling
-from fedlight.generators.endpoint import TextGenerator
-from fedlight.generators.local_generator import LocalGenerator
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.sft import SFTModule
+from fedlight import Lora, Sampling, SFTModule
+from fedlight.generators import LocalGenerator, TextGenerator
 
 PROMPTS = ["anna paints walls .", "ben bakes bread . finn reads", "gina", "anna paints walls ."]
 GREEDY, DRAWN = Sampling(0.0, max_new_tokens=6), Sampling(1.0, max_new_tokens=6)

@@ -7,13 +7,10 @@ from answered import run_folder
 from lightning.pytorch.loggers.logger import DummyLogger
 from tiny_world import EVAL_PROMPTS
 
-from fedlight.callbacks.scores.win_rate import WinRate
-from fedlight.datamodules.preferences.prompts import PromptDataModule
+from fedlight import DPOModule, Judge, PromptDataModule, WinRate
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
-from fedlight.evaluation.judge import Judge
 from fedlight.judges.duels import duels
-from fedlight.modules.dpo import DPOModule
 
 LONGER = {"class_path": "LengthJudge"}
 LENGTHS = [3, 9, 9, 4, 9, 9, 9, 2, 9, 9, 9, 6]

@@ -9,8 +9,7 @@ from tiny_world import EVAL_PROMPTS, fedlight, table, write_rows
 from fedlight.datamodules.preferences.completions import CompletionPairDataModule
 from fedlight.datamodules.preferences.labelling import form_pairs, majority
 from fedlight.datamodules.rows.rows import load_rows
-from fedlight.judges.rule_judges import OracleJudge
-from fedlight.judges.selector_judge import SelectorJudge
+from fedlight.judges import OracleJudge, SelectorJudge
 from fedlight.modules.selector import SelectorModule
 from fedlight.toy import rows
 from fedlight.toy.oracle import Oracle

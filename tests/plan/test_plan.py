@@ -8,15 +8,13 @@ from fleets import device_file
 from safetensors.torch import save
 from tiny_world import fedlight, refused, table, tiny_selector
 
+from fedlight import SelectorModule, Visit
 from fedlight.conf import path
 from fedlight.datamodules.federated.rounds import RoundPlan
 from fedlight.devices.device import known_devices
 from fedlight.devices.forecast import Remedy
-from fedlight.federation.client import Visit
 from fedlight.modules.language.adapters import Lora, trained_parameters
-from fedlight.modules.selector import SelectorModule
-from fedlight.plan.plan import make_plan
-from fedlight.plan.shapes import known_shapes
+from fedlight.plan import known_shapes, make_plan
 from fedlight.plan.table import advice
 
 FIGURES = "tflops: 1\ndownload_mbps: 80\nupload_mbps: 16\nwatts: 5\nmemory_share: 1\nutilisation: 1\n"

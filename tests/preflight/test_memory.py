@@ -3,9 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedlight.devices.cost import CostMeter
+from fedlight.devices import BatchShape, CostMeter
 from fedlight.devices.forecast import Workload
-from fedlight.devices.shape import BatchShape
 from fedlight.lightning_cli.cli import ReadSettings, find_config
 from fedlight.modules.sft import SFTModule
 from fedlight.preflight import memory

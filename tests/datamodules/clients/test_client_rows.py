@@ -2,10 +2,8 @@ import pytest
 from refusals import refusal
 from tiny_world import write_rows
 
-from fedlight.datamodules.clients.partition import Partition
+from fedlight import AugmentedInstructionDataModule, InstructionDataModule, Partition
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
-from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.canaries import Canaries
 
 ROWS = [

@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 from tiny_world import write_rows
 
+from fedlight import AugmentedInstructionDataModule, HashedEncoder, InstructionDataModule, Partition
 from fedlight.datamodules.clients.few_shot import FewShot
-from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.instructions.taught_rows import TaughtRows
-from fedlight.datamodules.rows.exclusion import Holdout
+from fedlight.datamodules.rows import Holdout, RowsError
 from fedlight.datamodules.rows.fields import make_question_key
-from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.vectors.clusters import PseudoLabels
-from fedlight.datamodules.vectors.encoders import HashedEncoder
 
 KINDS = ("w1 w2 w3 w4", "w11 w12 w13 w14", "w21 w22 w23 w24")
 # Three kinds of instructions: 20 of the first, 20 of the second, 3 of the third.

@@ -1,9 +1,7 @@
 from nested import nested
 from tiny_world import write_rows
 
-from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight import InstructionDataModule, Partition, PreferenceDataModule
 
 ABOUT = ("jam", "tea")
 

@@ -3,11 +3,10 @@ import pytest
 from plain_lightning import Numbers, trainer
 from tiny_world import VOTES
 
+from fedlight import PreferenceDataModule, Visit
 from fedlight.datamodules.federated.loader_by_client import LoaderByClient
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.split import Split
 from fedlight.devices.shape import BatchShape
-from fedlight.federation.client import Visit
 
 
 @pytest.mark.parametrize("view", ["selector", "sft", "dpo"])

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedlight.datamodules.federated.datamodule import FederatedDataModule
+from fedlight import FederatedDataModule, Visit
 from fedlight.datamodules.federated.loader_by_client import JoinedBatch, LoaderByClient, SeededBatch
-from fedlight.federation.client import Visit
 from fedlight.federation.protocols import StreamsGroups
 
 CLIENTS = {"a": [*range(6)], "b": [*range(6, 9)], "c": [*range(9, 20)]}

@@ -6,11 +6,9 @@ import pytest
 from refusals import refusal
 from tiny_world import read_lines, write_rows
 
-from fedlight.datamodules.clients.partition import Partition
+from fedlight import AugmentedInstructionDataModule, Partition, Visit
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
-from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
 from fedlight.datamodules.rows.rows import RowsError
-from fedlight.federation.client import Visit
 
 TEMPLATE = "POST: {instruction} ANSWER:"
 COLUMNS = {"instruction": "instruction", "response": "output"}

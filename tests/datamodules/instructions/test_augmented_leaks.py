@@ -1,9 +1,8 @@
 import pytest
 from tiny_world import write_rows
 
-from fedlight.datamodules.clients.partition import Partition
+from fedlight import AugmentedInstructionDataModule, Partition
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
-from fedlight.datamodules.instructions.augmented import AugmentedInstructionDataModule
 from fedlight.datamodules.rows.exclusion import Holdout
 
 ROWS = [{"instruction": f"w{i}", "output": "x", "task": "far" if i < 2 else "near"} for i in range(10)]

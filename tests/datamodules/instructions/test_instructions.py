@@ -2,10 +2,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
-from fedlight.datamodules.rows.exclusion import Holdout
-from fedlight.datamodules.rows.rows import RowsError
+from fedlight import InstructionDataModule, Partition
+from fedlight.datamodules.rows import Holdout, RowsError
 
 TEMPLATE = "POST: {instruction} ANSWER:"
 

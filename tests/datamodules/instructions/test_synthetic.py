@@ -6,9 +6,8 @@ import torch
 from synthetic_data import Listed, Scorer, make_data
 from torch import nn
 
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight import InstructionDataModule, Visit
 from fedlight.datamodules.synthesis.self_generation import NewInstructions, SelfGeneration
-from fedlight.federation.client import Visit
 from fedlight.federation.protocols import FederatedData, SynthesizesData
 
 

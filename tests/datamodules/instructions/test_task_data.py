@@ -4,13 +4,11 @@ import pytest
 from plain_lightning import trainer
 from tiny_world import write_rows
 
-from fedlight.callbacks.scores.task_scores import TaskScores
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight import InstructionDataModule, SFTModule, TaskScores
 from fedlight.datamodules.instructions.task_data import TaskDataModule
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.exact_match import ExactMatch
-from fedlight.modules.sft import SFTModule
 
 ROWS = [
     {"instruction": f"{name} paints", "input": "maps" * (n % 2), "output": "walls ."}

@@ -9,19 +9,12 @@ from nested import nested
 from stacked import assert_same_rows, fit, furthest
 from tiny_world import table
 
+from fedlight import Ditto, FedAvg, FedBiscuit, HashedEncoder, LocalOnly, Optimization, Scaffold
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.rows import write_rows
-from fedlight.datamodules.vectors.encoders import HashedEncoder
-from fedlight.federation.algorithms.assignments import KnownGroups, NearestGroups, SoftGroups
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.algorithms import FedRep, KnownGroups, NearestGroups, SoftGroups
 from fedlight.modules.feature_selector import FeatureSelectorModule
-from fedlight.modules.language.optimizers import Optimization
 from fedlight.support.needs import Model
 
 TEXTS = [f"statement {word}" for word in ("red", "green", "blue", "black", "white", "grey")]

@@ -4,11 +4,9 @@ from nested import nested
 from refusals import refusal
 from tiny_world import write_rows
 
-from fedlight.datamodules.preferences.completions import CompletionPairDataModule
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight.datamodules.preferences import CompletionPairDataModule, PreferenceDataModule, PromptDataModule
 from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.preferences.labelling import agreement, form_pairs, gather, label, majority
-from fedlight.datamodules.preferences.prompts import PromptDataModule
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.text.encoding import Comparison
 

@@ -2,12 +2,9 @@ import numpy as np
 import pytest
 from tiny_world import write_rows
 
-from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
-from fedlight.datamodules.rows.exclusion import Holdout
-from fedlight.datamodules.rows.rows import RowsError
+from fedlight import Partition, PreferenceDataModule, Visit
+from fedlight.datamodules.rows import Holdout, RowsError
 from fedlight.datamodules.rows.split import Split
-from fedlight.federation.client import Visit
 
 CHOICE = "POST: {prompt} A: {response_a} B: {response_b} CHOICE:"
 ANSWER = "POST: {prompt} ANSWER:"

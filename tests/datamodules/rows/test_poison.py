@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from attacked import make_data
 
-from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
+from fedlight import Partition, PreferenceDataModule
 from fedlight.datamodules.preferences.format import Format
-from fedlight.datamodules.rows.canaries import Canaries
-from fedlight.datamodules.rows.poison import Backdoor, PoisonedVotes
+from fedlight.datamodules.rows import Backdoor, Canaries, PoisonedVotes
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.rows.votes import Votes
 from fedlight.datamodules.text.encoding import Comparison

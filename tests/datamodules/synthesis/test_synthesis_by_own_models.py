@@ -3,13 +3,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from fedlight.datamodules.clients.partition import Partition
+from fedlight import Lora, Partition, SFTModule, SyntheticInstructionDataModule
 from fedlight.datamodules.rows.split import Split
-from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.datamodules.synthesis.prompts import InstructionPrompt, ResponsePrompt, SelfGenerationPrompts
 from fedlight.datamodules.synthesis.self_generation import NewInstructions, NewResponses, SelfGeneration
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.sft import SFTModule
 
 SHOWN, ASKED = "POST : {instruction} {input}\n", "POST : {instruction}\nCHOICE :"
 FORMS = f"{SHOWN}CHOICE : {{response}}\n", f"{ASKED} {{response}}\n"

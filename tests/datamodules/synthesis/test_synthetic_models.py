@@ -3,12 +3,11 @@ import torch
 from nested import nested
 from tiny_world import make_model
 
-from fedlight.datamodules.clients.partition import Partition
+from fedlight import Partition, SFTModule
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule, score_candidates
 from fedlight.datamodules.synthesis.prompts import InstructionPrompt, ResponsePrompt, SelfGenerationPrompts
 from fedlight.datamodules.synthesis.self_generation import NewInstructions, NewResponses, SelfGeneration
 from fedlight.datamodules.text.templates import Template
-from fedlight.modules.sft import SFTModule
 
 TEMPLATE, ASKED = "POST : {instruction} {input}\nCHOICE :", "POST : {instruction}\nCHOICE :"
 EXAMPLE = TEMPLATE + " {response}\n"

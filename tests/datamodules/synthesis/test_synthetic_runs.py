@@ -6,16 +6,10 @@ from plain_lightning import trainer
 from synthetic_data import Words
 from tiny_world import make_model
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight import FedAvg, FederatedLoop, FewFedPIT, InstructionDataModule, Lora, Partition, SFTModule
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
-from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.self_made.fedmit import FedMIT
-from fedlight.federation.algorithms.self_made.fewfedpit import FewFedPIT
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.sft import SFTModule
 
 COLUMNS = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}
 SETTINGS = {"columns": COLUMNS, "template": "POST : {instruction} {input}\nCHOICE :", "max_tokens": 64}

@@ -4,11 +4,9 @@ from habits import HABITS, make_tokenizer
 from nested import nested
 from refusals import refusal
 
+from fedlight import InstructionDataModule, PreferenceDataModule, PromptDataModule
 from fedlight.callbacks.scores.sample_answers import choose
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
-from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.preferences.format import Format
-from fedlight.datamodules.preferences.prompts import PromptDataModule
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.text.chat import read_turns, write_turns

@@ -5,8 +5,8 @@ import pytest
 import tiny_world
 import torch
 
+from fedlight.datamodules.vectors import HashedEncoder, SentenceEncoder
 from fedlight.datamodules.vectors import encoders as encoders_file
-from fedlight.datamodules.vectors.encoders import HashedEncoder, SentenceEncoder
 
 TEXTS = ["one claim 7 b a 3", "one", "one claim or other 5 6 7 8 9", "", "other 4"]
 

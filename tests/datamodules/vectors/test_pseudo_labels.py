@@ -1,10 +1,8 @@
 import numpy as np
 import pytest
 
-from fedlight.datamodules.clients.partition import Partition
-from fedlight.datamodules.instructions.datamodule import InstructionDataModule
+from fedlight import HashedEncoder, InstructionDataModule, Partition
 from fedlight.datamodules.vectors.clusters import PseudoLabels
-from fedlight.datamodules.vectors.encoders import HashedEncoder
 
 KINDS = ("w1 w2 w3 w4", "w11 w12 w13 w14", "w21 w22 w23 w24")
 # 21 distinct instructions
