@@ -3,14 +3,13 @@ import random
 import pytest
 import torch
 from refusals import refusal
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from fedlight.federation.algorithm import Average, WeightedSum, aggregation_of
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.client import (
     TYPES,
     Client,
-    Identity,
     Update,
     Visit,
     Work,
@@ -31,10 +30,9 @@ def combined(weighting, shares, deltas, num_clients):
     aggregation = aggregation_of(algorithm, num_clients)
     for i, (share, delta) in enumerate(zip(shares, deltas, strict=True)):
         client = Client(str(i), 1, share)
+        visiting = algorithm.start_visit(Visit(client.id, 1), client, {})
         moved_by = {"w": torch.tensor([delta], dtype=torch.float64)}
-        aggregation.add(
-            algorithm.finish_visit(algorithm.start_visit(Visit(client.id, 1), client, {}), moved_by, WORK)
-        )
+        aggregation.add(algorithm.finish_visit(visiting, moved_by, WORK))
     return aggregation.result()["w"].item()
 
 
@@ -58,25 +56,12 @@ def test_unbiased_is_the_mean_over_all_clients_in_expectation():
     assert sum(estimates) / 3 == pytest.approx(sum(p * d for p, d in zip(shares, deltas, strict=True)))
 
 
-def test_unknown_weighting_is_refused():
-    with refusal("weighting='avg' is not one of"):
-        FedAvg("avg")
-
-
 def test_a_tensor_is_averaged_over_the_clients_that_sent_it():
     mean = WeightedSum("weight")
     mean.add(Update("a", {"x": torch.tensor([2.0])}, 1.0))
     mean.add(Update("b", {"x": torch.tensor([4.0]), "y": torch.tensor([7.0])}, 3.0))
     assert {k: v.item() for k, v in mean.result().items()} == {"x": 3.5, "y": 7.0}
     assert moved({"z": torch.tensor([1.0])}, mean.result())["z"].item() == 1.0
-
-
-def test_aggregation_does_not_change_the_update_it_takes():
-    delta = torch.tensor([1.0], dtype=torch.float64)
-    mean = WeightedSum("weight")
-    mean.add(Update("a", {"w": delta}, 1.0))
-    mean.add(Update("b", {"w": torch.tensor([5.0], dtype=torch.float64)}, 1.0))
-    assert delta.item() == 1.0
 
 
 def test_one_client_gets_its_own_parameters_back_bit_for_bit():
@@ -91,25 +76,6 @@ def test_one_client_gets_its_own_parameters_back_bit_for_bit():
     assert torch.equal(Average().step(received, result.result())["w"], trained["w"])
 
 
-def test_order_of_updates_is_lost_in_the_rounding():
-    generator = torch.Generator().manual_seed(1)
-    state = {"w": torch.randn(5_000, generator=generator)}
-    updates = [
-        Update(
-            str(i), {"w": torch.randn(5_000, generator=generator, dtype=torch.float64)}, weight=0.1 * (i + 1)
-        )
-        for i in range(7)
-    ]
-    results = []
-    for order in (updates, updates[::-1], updates[3:] + updates[:3]):
-        mean = WeightedSum("weight")
-        for update in order:
-            mean.add(update)
-        results.append(Average().step(state, mean.result())["w"])
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-
-
 def test_read_is_a_copy_and_write_is_in_place():
     parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     state = read({"w": parameter})
@@ -120,29 +86,15 @@ def test_read_is_a_copy_and_write_is_in_place():
     write(state, {"w": parameter})
     assert parameter.tolist() == [1.0, 2.0]
     assert parameter.data_ptr() == address
-    write(
-        {"w": torch.tensor([1.00390625, 2.0])},
-        {"w": torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))},
-    )
-
-
-def test_bytes_are_those_of_a_file_that_can_be_read_back():
-    state = {"a.weight": torch.randn(3, 5), "b": torch.randn(7)}
-    payload = Identity().down(state, Client("c", 1, 1.0))
-    data = save(payload.state)
-    assert payload.num_bytes == len(data)
-    assert torch.equal(load(data)["a.weight"], state["a.weight"])
-    up = Identity().up(state, {"b": state["b"] + 1}, Client("c", 1, 1.0))
-    assert up.num_bytes == serialized_bytes({"b": state["b"]}) < payload.num_bytes
-    assert list(up.state) == ["b"]
+    narrow = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    write(state, {"w": narrow})
+    assert narrow.tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
 def test_a_movement_takes_every_type_of_number(dtype):
-    trained = {
-        "w": torch.tensor([1.5, -3.0]).to(dtype).requires_grad_(dtype.is_floating_point),
-        "n": torch.tensor(2.0),
-    }
+    value = torch.tensor([1.5, -3.0]).to(dtype).requires_grad_(dtype.is_floating_point)
+    trained = {"w": value, "n": torch.tensor(2.0)}
     found = movement({"w": torch.tensor([0.25, 1.0])}, trained)
     assert all(value.dtype == torch.float64 and not value.requires_grad for value in found.values())
     assert found["w"].tolist() == [trained["w"][0].item() - 0.25, -4.0]
@@ -180,16 +132,23 @@ def test_every_client_is_sampled_about_equally_often():
     assert all(abs(count - 600) < 90 for count in counts.values())  # 4.4 standard deviations
 
 
-def test_clients_are_ordered_by_id_and_none_is_empty():
+def test_clients_are_ordered_by_id():
     assert list(build_clients({"b": 1, "a": 1})) == ["a", "b"]
-    with refusal("the first is 'b'"):
-        build_clients({"a": 2, "b": 0})
-    with refusal("no clients"):
-        build_clients({})
-    with refusal(r"the client 'c\\ud800' has half of a character, which no file can hold"):
-        build_clients({"a": 2, "c\ud800": 1})
 
 
-def test_server_lr_must_be_positive():
-    with refusal(r"lr=0 must be above 0"):
-        Average(0)
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: build_clients({"a": 2, "b": 0}), "the first is 'b'"),
+        (lambda: build_clients({}), "no clients"),
+        (
+            lambda: build_clients({"c\ud800": 1}),
+            r"'c\\ud800' has half of a character, which no file can hold",
+        ),
+        (lambda: FedAvg("avg"), "weighting='avg' is not one of"),
+        (lambda: Average(0), r"lr=0 must be above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, complaint):
+    with refusal(complaint):
+        make()

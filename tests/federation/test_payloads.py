@@ -60,10 +60,8 @@ def test_the_second_visit_of_a_client_knows_the_first_and_nothing_is_done_beside
     algorithm._candidates.left = {"a": 3}
     algorithm._candidates.choose = None  # calling it would fail
     algorithm.plan(0, [Client("a", 4, 1.0)], lambda client_id, split="train": 2)
-    assert predicted(algorithm, splits=("train", "synthetic")) == [
-        (PARAMETERS, {}, PARAMETERS),
-        ({}, PARAMETERS, PARAMETERS),
-    ]
+    private, public = predicted(algorithm, splits=("train", "synthetic"))
+    assert (private, public) == ((PARAMETERS, {}, PARAMETERS), ({}, PARAMETERS, PARAMETERS))
 
 
 @pytest.mark.parametrize(
@@ -140,17 +138,12 @@ def test_nothing_of_a_visit_is_kept_in_the_algorithm(algorithm):
     """Hooks of the client leave every attribute as it was, so any number of visits may be under way at once."""
     before = described(vars(algorithm))
     visits = []
-    for name in "ab":
-        client = Client(name, 1, 0.5, {"control": {"w": torch.full((2, 2), 3.0)}})
-        visits.append(
-            algorithm.start_visit(
-                Visit(name, 1), client, message_to(algorithm, Visit(name, 1), client, STATE)
-            )
-        )
+    for visit in (Visit("a", 1), Visit("b", 1)):
+        client = Client(visit.client_id, 1, 0.5, {"control": {"w": torch.full((2, 2), 3.0)}})
+        visits.append(algorithm.start_visit(visit, client, message_to(algorithm, visit, client, STATE)))
     for visiting in visits:
         weights = {name: value + 1 for name, value in visiting.start.items()}
-        algorithm.adjust_gradients(
-            visiting, weights, {name: torch.ones_like(w) for name, w in weights.items()}
-        )
+        gradients = {name: torch.ones_like(w) for name, w in weights.items()}
+        algorithm.adjust_gradients(visiting, weights, gradients)
         algorithm.reply(visiting, weights, Work(1, 0.1, 1.0, 0.0, dict.fromkeys(weights, 0.1)))
     assert described(vars(algorithm)) == before

@@ -66,11 +66,16 @@ def test_half_written_files_go_as_well(tmp_path):
 
 
 def test_two_runs_of_one_process_leave_each_other_alone(tmp_path):
-    one = disk(tmp_path)
-    one.save("a", w(1), 0)
+    one, two = disk(tmp_path), disk(tmp_path)
+    for each in (one, two):
+        each.save("a", w(1), 0)
     disk(tmp_path).save("a", w(2), 0)
-    assert len(files(tmp_path)) == 2
-    assert values(one, "a") == [1]
+    assert len(files(tmp_path)) == 3
+    state = saved(one, 1)
+    two.save("a", w(2), 1)
+    again = disk(tmp_path)
+    again.load_state_dict(state)
+    assert values(again, "a") == values(one, "a") == [1]
 
 
 def test_files_of_other_names_are_left_alone_whatever_a_note_says(tmp_path):

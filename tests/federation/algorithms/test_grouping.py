@@ -32,7 +32,7 @@ def test_optimal_is_the_best_of_all_balanced_assignments(clients):
 
 @pytest.mark.parametrize("assign", [greedy, optimal])
 @pytest.mark.parametrize(
-    ("clients", "selectors"), [(1, 3), (2, 3), (9, 3), (10, 3), (11, 3), (53, 5), (200, 7), (4, 1)]
+    ("clients", "selectors"), [(1, 3), (2, 3), (9, 3), (11, 3), (53, 5), (200, 7), (4, 1)]
 )
 def test_sizes_differ_by_at_most_one(assign, clients, selectors):
     losses = np.random.default_rng(clients).random((clients, selectors)) ** 4
@@ -57,11 +57,7 @@ def test_greedy_by_hand_keeps_those_who_would_lose_most():
     # selector 2, whose cap is 2 as well, and the first is indifferent.
     losses = np.array([[0.1, 0.2, 0.2], [0.1, 0.4, 0.3], [0.1, 0.5, 0.2], [0.1, 0.9, 0.9], [0.1, 0.8, 0.8]])
     assert greedy(losses).tolist() == [1, 2, 2, 0, 0]
-
-
-def test_everyone_has_its_best_where_that_is_balanced():
-    losses = np.array([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
-    assert greedy(losses).tolist() == optimal(losses).tolist() == [0, 1, 2]
+    assert greedy(1 - np.eye(3)).tolist() == [0, 1, 2]  # each has its best
 
 
 @pytest.mark.parametrize("assign", [greedy, optimal])
@@ -69,12 +65,6 @@ def test_the_order_of_the_clients_does_not_matter(assign):
     losses = np.random.default_rng(1).random((20, 3))
     order = np.random.default_rng(2).permutation(20)
     assert assign(losses)[order].tolist() == assign(losses[order]).tolist()
-
-
-@pytest.mark.parametrize("assign", [greedy, optimal])
-def test_a_loss_that_is_no_number_is_refused(assign):
-    with pytest.raises(ValueError, match="client 1 under selector 0 is nan"):
-        assign(np.array([[0.1, 0.2], [np.nan, 0.3]]))
 
 
 def test_ten_thousand_clients_are_assigned_within_seconds():
@@ -88,8 +78,12 @@ def test_nearest_is_the_least_of_all_assignments_and_knows_no_sizes():
     every = [np.array(groups) for groups in product(range(3), repeat=6)]
     assert total(losses, nearest(losses)) == min(total(losses, groups) for groups in every)
     assert np.bincount(nearest(losses), minlength=3).max() >= 4
-    with pytest.raises(ValueError, match="the loss of client 1 under selector 0 is nan"):
-        nearest(np.array([[0.0, 1.0], [np.nan, 1.0]]))
+
+
+@pytest.mark.parametrize("assign", [greedy, optimal, nearest])
+def test_a_loss_that_is_no_number_is_refused(assign):
+    with pytest.raises(ValueError, match="client 1 under selector 0 is nan"):
+        assign(np.array([[0.1, 0.2], [np.nan, 0.3]]))
 
 
 def test_steps_of_expectation_maximization_find_the_weights_of_greatest_likelihood():

@@ -74,9 +74,8 @@ def test_a_change_that_was_not_sent_is_sent_once(feedback):
         def on_train_epoch_end(self, trainer, pl_module):
             found.append(loop.memory.load("a"))
 
-    loop = FederatedLoop(
-        Scaffold(), clients_per_round=1, local_steps=2, channel=Wire(up=TopK(0.5, error_feedback=feedback))
-    )
+    wire = Wire(up=TopK(0.5, error_feedback=feedback))
+    loop = FederatedLoop(Scaffold(), clients_per_round=1, local_steps=2, channel=wire)
     data = FederatedWrapper(Slopes(), lambda _: {"a": np.arange(1)})
     trainer(4, [loop, Watch()], limit_val_batches=0).fit(Slope(), data)
     own = [memory["control"]["w"].tolist() for memory in found]

@@ -18,9 +18,8 @@ def play(rounds, takes, buffer_size, concurrency, seed=0, clients=None, **kwargs
                 found.append(Assignment(name, idx, at, at + seconds, reason))
             return found
 
-        step = next_step(
-            idx, now, at_work, clients or sorted(takes), ask, buffer_size, concurrency, seed, **kwargs
-        )
+        names = clients or sorted(takes)
+        step = next_step(idx, now, at_work, names, ask, buffer_size, concurrency, seed, **kwargs)
         now, at_work = step.end_seconds, step.at_work
         steps.append(step)
     return steps

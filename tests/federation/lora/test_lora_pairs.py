@@ -22,11 +22,8 @@ def trained(adapters=("default",), layers=("q", "k"), **settings):
     network = get_peft_model(Layers(), config(), adapter_name=adapters[0])
     for name in adapters[1:]:
         network.add_adapter(name, config())
-    found = {
-        name: p.detach()
-        for name, p in network.named_parameters()
-        if not ({*adapters}).isdisjoint(name.split("."))
-    }
+    named = [(name, p.detach()) for name, p in network.named_parameters()]
+    found = {name: value for name, value in named if {*adapters} & {*name.split(".")}}
     assert len(found) >= 2 * len(adapters)
     return found
 

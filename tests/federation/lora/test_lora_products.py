@@ -70,9 +70,8 @@ def test_singular_vectors_are_those_of_the_matrix_multiplied_out(size):
     u, s, v = singular_vectors(terms)
     matrix = dense(terms).numpy()
     count = min(matrix.shape)
-    np.testing.assert_allclose(
-        s.numpy()[:count], np.linalg.svd(matrix, compute_uv=False)[: len(s)], atol=1e-12
-    )
+    expected = np.linalg.svd(matrix, compute_uv=False)[: len(s)]
+    np.testing.assert_allclose(s.numpy()[:count], expected, atol=1e-12)
     np.testing.assert_allclose((u * s @ v).numpy(), matrix, atol=1e-12)
     kept = int((s > 1e-9).sum())
     np.testing.assert_allclose((u.T @ u)[:kept, :kept], np.eye(kept), atol=1e-12)
@@ -105,9 +104,7 @@ def sums_of(weighting, clients=CLIENTS, names=None):
     mean = aggregation_of(FedAvg(weighting), NUMBER)
     sums = ProductSums(copy.deepcopy(mean), mean, pairs)
     for number, (client, share) in enumerate(clients.items()):
-        trained = {
-            name: value for name, value in state_of(1 + number).items() if names is None or name in names
-        }
+        trained = {n: value for n, value in state_of(1 + number).items() if names is None or n in names}
         sums.add(update_of(client, 1.0 if weighting == "uniform" else share, state, trained))
     return sums, state, pairs
 
@@ -164,9 +161,8 @@ def test_smaller_ranks_are_products_of_the_slices():
 
 
 def bits(sums, state, pairs):
-    return [
-        [one.b.tolist(), one.a.tolist(), one.coefficient] for pair in pairs for one in sums.terms(pair, state)
-    ]
+    terms = [term for pair in pairs for term in sums.terms(pair, state)]
+    return [[term.b.tolist(), term.a.tolist(), term.coefficient] for term in terms]
 
 
 def test_neither_the_order_of_clients_nor_parts_of_a_round_change_a_bit():
@@ -181,11 +177,9 @@ def test_neither_the_order_of_clients_nor_parts_of_a_round_change_a_bit():
             trained = state_of(1 + [*CLIENTS].index(name))
             parts[number % 2].add(update_of(name, CLIENTS[name], state, trained))
         together = ProductSums(aggregation_of(FedAvg(), NUMBER), mean, pairs)
-        pieces = (
-            [piece for part in parts for piece in part.pieces()] if seed % 2 else [p.partial() for p in parts]
-        )
-        for piece in reversed(pieces):
-            together.merge(piece)
+        for part in reversed(parts):
+            for piece in part.pieces() if seed % 2 else [part.partial()]:
+                together.merge(piece)
         assert bits(together, state, pairs) == expected
         found = together.result()
         assert all(torch.equal(value, found[name]) for name, value in result.items())
@@ -209,17 +203,14 @@ def test_a_factor_of_a_clients_own_is_known_by_its_value_and_merged():
     state = state_of(0)
     pairs = find_pairs(state).pairs
     a_alone = {pairs[0].a: state_of(1)[pairs[0].a]}
-    movement = {pairs[0].a: a_alone[pairs[0].a].double() - state[pairs[0].a].double()}
-    same, other = state[pairs[0].b].clone(), state[pairs[0].b] + 1
-    assert not with_factors(
-        Update("a", movement, 1.0), state, a_alone | {pairs[0].b: same}, state
-    ).keeps_factors
-    assert with_factors(Update("a", movement, 1.0), state, a_alone | {pairs[0].b: other}, state).keeps_factors
-    assert not with_factors(
-        Update("a", {}, 1.0), {}, {"head.weight": other}, state
-    ).keeps_factors  # none of LoRA's
+    sent = Update("a", {pairs[0].a: a_alone[pairs[0].a].double() - state[pairs[0].a].double()}, 1.0)
+    same, other = ({pairs[0].b: state[pairs[0].b] + number} for number in (0, 1))
+    assert not with_factors(sent, state, a_alone | same, state).keeps_factors
+    assert with_factors(sent, state, a_alone | other, state).keeps_factors
+    head = {"head.weight": torch.ones(2, 2)}  # none of LoRA's
+    assert not with_factors(Update("a", {}, 1.0), {}, head, state).keeps_factors
     sums, elsewhere = (ProductSums(WeightedSum("one"), WeightedSum("one"), pairs) for _ in range(2))
-    elsewhere.add(with_factors(Update("a", movement, 1.0), state, a_alone | {pairs[0].b: other}, state))
+    elsewhere.add(with_factors(sent, state, a_alone | other, state))
     for piece in elsewhere.pieces():
         sums.merge(piece)
     assert not sums.is_known

@@ -34,10 +34,8 @@ class Layer(nn.Module):
 def federation():
     """What an algorithm asks of a run; the loop sets its state."""
     module = nn.ModuleDict({"q": Layer()})
-    optimizers = [torch.optim.SGD(module.parameters(), lr=1.0)]
-    return SimpleNamespace(
-        module=module, optimizers=optimizers, robust=False, server=Average(), channel=Identity(), state={}
-    )
+    own = {"module": module, "optimizers": [torch.optim.SGD(module.parameters(), lr=1.0)], "state": {}}
+    return SimpleNamespace(robust=False, server=Average(), channel=Identity(), **own)
 
 
 def one_round(algorithm, run, state, ranks=RANKS, round_idx=0):
@@ -99,9 +97,7 @@ def test_after_zero_padding_it_cannot_be_learned_again_and_after_flexlora_it_can
         algorithm, run = make(), federation()
         algorithm.check(run)
         new = one_round(algorithm, run, start(), {"a": 1})
-        assert (
-            new[B][:, 1].abs().max() < 1e-15
-        )  # what is weighted and divided again may differ in the last bit
+        assert new[B][:, 1].abs().max() < 1e-15  # weighted and divided again: the last bit may differ
         assert bool(new[A][1].abs().max() > 0.1) is alive
 
 

@@ -1,5 +1,6 @@
 import math
 from collections import defaultdict
+from itertools import pairwise
 
 import lightning as L
 import pytest
@@ -74,9 +75,8 @@ SETTINGS = {
 
 def rows(folder):
     prompts = load_rows("toy:prompts?size=14", "train")
-    return write_rows(
-        folder / "rows.jsonl", [{**row, "output": row["prompt"].split(" .")[0]} for row in prompts]
-    )
+    made = [{**row, "output": row["prompt"].split(" .")[0]} for row in prompts]
+    return write_rows(folder / "rows.jsonl", made)
 
 
 class Recorder(L.Callback):
@@ -129,11 +129,9 @@ def run(tmp_path_factory):
 
 def loss_of(module, batch):
     """The mean over examples of weight times mean token loss, from the logits of whole texts."""
-    logits = module.network(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[
-        :, :-1
-    ]
-    labels = batch["labels"][:, 1:]
-    tokens = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100)
+    logits = module.network(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    before, labels = logits[:, :-1].transpose(1, 2), batch["labels"][:, 1:]
+    tokens = functional.cross_entropy(before, labels, reduction="none", ignore_index=-100)
     each = tokens.sum(1) / (labels != -100).sum(1)
     return (each * batch.get("weights", torch.ones(len(each)))).mean()
 
@@ -155,14 +153,10 @@ def trained_from(module, state, batches):
 def test_a_run_equals_its_rounds_written_out(run):
     _, _, module, loop, recorder = run
     module.network.train()
-    for before, after, batches in zip(
-        recorder.states[:-1], recorder.states[1:], recorder.batches, strict=True
-    ):
+    for (before, after), batches in zip(pairwise(recorder.states), recorder.batches, strict=True):
         assert len(batches) == 2
-        expected, total = (
-            {name: torch.zeros_like(value, dtype=torch.float64) for name, value in before.items()},
-            0.0,
-        )
+        expected = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in before.items()}
+        total = 0.0
         for client, own in batches.items():
             state, loss = trained_from(module, before, own)
             weight = loop.clients[client].share * math.exp(-loss)
@@ -171,9 +165,8 @@ def test_a_run_equals_its_rounds_written_out(run):
                 expected[name] += weight * (value.double() - before[name].double())
         moved = 0.0
         for name, value in after.items():
-            torch.testing.assert_close(
-                value.double() - before[name].double(), expected[name] / total, rtol=1e-3, atol=1e-6
-            )
+            found = value.double() - before[name].double()
+            torch.testing.assert_close(found, expected[name] / total, rtol=1e-3, atol=1e-6)
             moved += float(expected[name].abs().sum())
         assert moved > 0
 
@@ -184,17 +177,12 @@ def test_own_examples_count_whole_and_pseudo_examples_by_their_energy(run):
         for client, batches in of_clients.items():
             sizes = [len(batch["input_ids"]) for batch in batches]
             assert sorted(sizes)[1:] == [3] * (len(sizes) - 1)  # one batch may be short
-            weights = torch.cat(
-                [batch.get("weights", torch.ones(size)) for batch, size in zip(batches, sizes, strict=True)]
-            )
-            assert bool(((weights > 0) & (weights <= 1)).all())
+            for batch, size in zip(batches, sizes, strict=True):
+                weights = batch.get("weights", torch.ones(size))
+                assert bool(((weights > 0) & (weights <= 1)).all())
             assert sum(sizes) > loop.clients[client].num_examples  # a pass over own and pseudo examples
-    assert any(
-        bool((batch["weights"] < 1).any())
-        for own in recorder.batches[0].values()
-        for batch in own
-        if "weights" in batch
-    )
+    weighted = [batch for own in recorder.batches[0].values() for batch in own if "weights" in batch]
+    assert any(bool((batch["weights"] < 1).any()) for batch in weighted)
     survived = recorder.metrics[0]["fed/synthetic/survived"].item()
     assert 0 < survived <= sum(sorted(data.client_sizes().values())[-2:])
     assert recorder.metrics[0]["fed/synthetic/chosen"].item() == survived
