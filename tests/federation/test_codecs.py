@@ -58,9 +58,8 @@ def test_blockwise_is_the_nearest_level_of_each_tensors_own_blocks(to, block, le
     after = there_and_back(before, Quantize(to, block))
     for name, value in before.items():
         expected, gaps = nearest(value, levels, block)
-        np.testing.assert_allclose(
-            np.abs(after[name].numpy() - value.numpy()), gaps, rtol=1e-3, atol=0.01 * max(gaps)
-        )
+        error = np.abs(after[name].numpy() - value.numpy())
+        np.testing.assert_allclose(error, gaps, rtol=1e-3, atol=0.01 * max(gaps))
         agree = np.isclose(after[name].numpy(), expected, rtol=1e-6, atol=0)
         assert (~agree).sum() <= 1 + len(agree) // 200  # bitsandbytes looks borders up in a table
 
@@ -103,15 +102,6 @@ def test_bytes_by_hand(codec, num_bytes):
     packed = pack(state(), [codec])
     assert sum(value.nbytes for value in packed.values()) == num_bytes
     assert 0 < len(save(packed)) - num_bytes < 160
-
-
-@pytest.mark.parametrize(
-    ("to", "least", "most"), [("nf4", 7.0, 7.12), ("int8", 3.9, 3.94), ("fp16", 1.98, 2.0)]
-)
-def test_share_of_the_bytes_of_fp32(to, least, most):
-    adapter = {f"layer{i}.lora_{ab}": numbers((8, 128)) for i in range(8) for ab in "AB"}
-    plain = sum(value.nbytes for value in adapter.values())
-    assert least < plain / len(save(pack(adapter, [Quantize(to)]))) < most
 
 
 def test_largest_by_hand():

@@ -149,16 +149,9 @@ def test_a_run_that_only_evaluates_reads_and_writes_nothing(tmp_path):
     evaluating.load_state_dict(through_a_file(state))
 
 
-def test_the_folder_that_was_set_wins_over_the_runs(tmp_path):
-    memories = ClientMemories(str(tmp_path / "mine"), limit_mib=0)
+def test_ids_do_not_become_file_names_and_the_folder_that_was_set_wins_over_the_runs(tmp_path):
+    memories = ClientMemories(str(tmp_path / "clients"), limit_mib=0)
     memories.open(str(tmp_path / "runs"))
-    memories.save("a", w(1), 0)
-    assert len(files(tmp_path / "mine")) == 1
-    assert not (tmp_path / "runs").exists()
-
-
-def test_ids_do_not_become_file_names(tmp_path):
-    memories = disk(tmp_path / "clients")
     for client in ("../../etc/passwd", "a/b", "x" * 1000, "é\n"):
         memories.save(client, w(1), 0)
         assert values(memories, client) == [1]

@@ -70,24 +70,6 @@ def test_two_rounds_by_hand():
     assert run.control == (4 + 8 + 12) / 4
 
 
-@pytest.mark.parametrize("weighting", ["unbiased", "normalized"])
-def test_controls_count_alike_whatever_the_weights_of_the_parameters(weighting):
-    run = ByHand({"a": 1, "b": 9}, Scaffold(weighting))
-    run.round({"a": 1.0, "b": 3.0})
-    assert run.control == 2.0
-    assert run.state["w"].item() == pytest.approx(-(0.1 * 1.0 + 0.9 * 3.0))
-
-
-def test_the_servers_control_stays_the_mean_of_the_clients():
-    draw = torch.Generator().manual_seed(0)
-    run = ByHand(dict.fromkeys("abcdefg", 1), Scaffold())
-    for _ in range(50):
-        chosen = torch.randperm(7, generator=draw)[:3].tolist()
-        run.round({"abcdefg"[i]: torch.randn(1, generator=draw).item() for i in chosen}, lr=0.1)
-    assert len(run.controls()) == 7
-    assert run.control == pytest.approx(sum(run.controls().values()) / 7, abs=1e-6)
-
-
 def test_a_tensor_without_a_gradient_has_a_gradient_of_zero():
     """Its client's control goes to 0, rather than by -c a visit for ever."""
     run = ByHand({"a": 1, "b": 1}, Scaffold())

@@ -120,10 +120,7 @@ def test_a_server_that_does_not_wait_asks_on_until_somebody_is_there():
     del takes["h"]
     (step,) = play(1, takes, buffer_size=1, concurrency=2, idle_seconds=0.0)
     assert (step.end_seconds, step.arrivals, len(step.dropouts)) == (0.0, (), 7)
-
-
-def test_clients_without_work_are_not_asked_on_and_on():
-    step = next_step(0, 0.0, (), ["a", "b"], lambda *_: [], 1, 1, seed=0, idle_seconds=0.0)
+    step = next_step(0, 0.0, (), ["a", "b"], lambda *_: [], 1, 1, seed=0, idle_seconds=0.0)  # without work
     assert (step.arrivals, step.dropouts) == ((), ())
 
 
@@ -212,6 +209,7 @@ def test_weights_of_stale_updates():
     assert [hinge.weight(x) for x in (0, 4, 5, 6)] == [1.0, 1.0, 1 / 11, 1 / 21]
     assert [FedBuff(staleness="constant").weight(x) for x in (0, 100)] == [1.0, 1.0]
     assert FedBuff(a=0.0).weight(7) == 1.0
+    assert (Visit("a", 2).asked_in(5), Visit("a", 2, asked=3).asked_in(5)) == (5, 3)
 
 
 @pytest.mark.parametrize(
@@ -227,8 +225,3 @@ def test_weights_of_stale_updates():
 def test_settings_out_of_range_are_refused(settings, complaint):
     with pytest.raises(ValueError, match=complaint):
         FedBuff(**settings)
-
-
-def test_a_visit_draws_in_the_round_in_which_its_client_was_asked():
-    assert Visit("a", 2).asked_in(5) == 5
-    assert Visit("a", 2, asked=3).asked_in(5) == 3

@@ -153,17 +153,9 @@ def test_a_liar_inside_of_each_coordinate_is_seen_as_a_whole():
     assert abs(multi) < 0.05
 
 
-def test_clients_count_alike():
-    values = np.random.default_rng(2).normal(size=(11, 5))
-    for make in KINDS.values():
-        alike = result(make(), [update(f"{i:03}", weight=1.0, w=v) for i, v in enumerate(values)])
-        np.testing.assert_array_equal(result(make(), updates_of(values))["w"], alike["w"])
-
-
-@pytest.mark.parametrize("block", [aggregation.BLOCK, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_processes_change_no_bit(kind, block, monkeypatch):
-    monkeypatch.setattr(aggregation, "BLOCK", block)
+def test_processes_change_no_bit(kind, monkeypatch):
+    monkeypatch.setattr(aggregation, "BLOCK", 2)
     whole, _ = federate(clients_per_round=8, aggregation=KINDS[kind]() if kind != "bulyan" else Bulyan(0.15))
 
     def body(rank):
@@ -240,28 +232,16 @@ def test_each_selector_is_combined_over_its_group():
 @pytest.mark.parametrize(
     ("aggregation", "number", "message"),
     [
-        (
-            Krum(0.4),
-            5,
-            r"Krum needs 2 f \+ 3 = 7 updates in a round for the f = 2 liars .* this round has 5: raise",
-        ),
+        (Krum(0.4), 5, r"Krum needs 2 f \+ 3 = 7 updates in a round for the f = 2 liars .* this round has 5"),
         (Krum(0.0), 2, r"Krum needs 2 f \+ 3 = 3 .* this round has 2"),
-        (
-            Bulyan(0.2),
-            10,
-            r"Bulyan needs 4 f \+ 3 = 11 .* this round has 10: raise federated.clients_per_round, lower",
-        ),
+        (Bulyan(0.2), 10, r"Bulyan needs 4 f \+ 3 = 11 .* this round has 10: raise federated.clients_per_ro"),
     ],
 )
-def test_a_small_round_is_refused(aggregation, number, message):
+def test_a_small_round_is_refused_and_one_that_is_just_large_enough_is_not(aggregation, number, message):
+    least = int(re.search(r"3 = (\d+)", message)[1])
+    assert result(aggregation, updates_of(np.eye(least))).keys() == {"w"}
     with refusal(message):
         result(aggregation, updates_of(np.eye(number)))
-
-
-def test_the_least_rounds_are_not_refused():
-    assert result(Krum(0.4), updates_of(np.eye(11))).keys() == {"w"}
-    assert result(Bulyan(0.2), updates_of(np.eye(11))).keys() == {"w"}
-    assert result(Krum(0.0), updates_of(np.eye(3))).keys() == {"w"}
 
 
 def test_a_small_round_is_refused_before_it_trains():
@@ -315,13 +295,17 @@ def test_fltrust_takes_nearly_any_number_of_liars(lie):
     assert moved.tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("others", [[[0.0, 0.0]], [[-1.0, 0.0]], [[0.0, 1.0], [-2.0, 1.0]]])
-def test_fltrust_stays_where_nobody_is_trusted(others):
-    assert result(FLTrust("000"), updates_of([[1.0, 0.0], *others]))["w"].tolist() == [0.0, 0.0]
-
-
-def test_fltrust_of_a_server_that_has_not_moved():
-    assert result(FLTrust("000"), updates_of([[0.0, 0.0], [1.0, 2.0]]))["w"].tolist() == [0.0, 0.0]
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[1.0, 0.0], [0.0, 0.0]],
+        [[1.0, 0.0], [-1.0, 0.0]],
+        [[1.0, 0.0], [0.0, 1.0], [-2.0, 1.0]],
+        [[0.0, 0.0], [1.0, 2.0]],  # the server has not moved
+    ],
+)
+def test_fltrust_stays_where_nobody_is_trusted(values):
+    assert result(FLTrust("000"), updates_of(values))["w"].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("root", "number"), [("other", 3), ("000", 1)])

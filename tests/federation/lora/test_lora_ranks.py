@@ -27,8 +27,11 @@ def state(rank=3, layer="q"):
     """Factors of a layer of 5 inputs and 2 outputs, all numbers unlike, and a head."""
     a = torch.arange(1.0, 1 + 5 * rank).reshape(rank, 5)
     b = torch.arange(1.0, 1 + 2 * rank).reshape(rank, 2).T.contiguous()
-    factors = {f"{layer}.lora_A.default.weight": a, f"{layer}.lora_B.default.weight": b}
-    return factors | {"head.weight": torch.ones(2, 2)}
+    return {
+        f"{layer}.lora_A.default.weight": a,
+        f"{layer}.lora_B.default.weight": b,
+        "head.weight": torch.ones(2, 2),
+    }
 
 
 def test_what_is_cut_is_padded_with_zeros():

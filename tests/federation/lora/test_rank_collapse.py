@@ -34,8 +34,10 @@ class Layer(nn.Module):
 def federation():
     """What an algorithm asks of a run; the loop sets its state."""
     module = nn.ModuleDict({"q": Layer()})
-    own = {"module": module, "optimizers": [torch.optim.SGD(module.parameters(), lr=1.0)], "state": {}}
-    return SimpleNamespace(robust=False, server=Average(), channel=Identity(), **own)
+    optimizers = [torch.optim.SGD(module.parameters(), lr=1.0)]
+    return SimpleNamespace(
+        module=module, optimizers=optimizers, robust=False, server=Average(), channel=Identity(), state={}
+    )
 
 
 def one_round(algorithm, run, state, ranks=RANKS, round_idx=0):
