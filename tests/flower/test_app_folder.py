@@ -19,12 +19,14 @@ from fedlight.recipes.stages import settings_in
 needs_flwr = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs fedlight[flower]")
 
 
+def init(folder, *settings, config="selector.yaml"):
+    return fedlight("flower", "init", "--config", config, str(folder), *settings)
+
+
 @pytest.fixture(scope="module")
 def app(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("apps") / "my_app"
-    outcome = fedlight(
-        "flower", "init", "--config", "selector.yaml", str(folder), "--federated.local_steps=3"
-    )
+    outcome = init(folder, "--federated.local_steps=3")
     assert outcome.code == 0, outcome.err
     assert "need the clients' rows or models, which no server has: ClientData" in outcome.out
     assert "run at the server alone: RoundProgress, VisitLog, AdapterExport, ModelCheckpoint" in outcome.out
@@ -45,7 +47,7 @@ def test_the_config_is_that_of_the_emulator_but_for_where_it_writes(app):
 
 
 def test_a_config_that_extends_nothing_keeps_its_comments(tmp_path):
-    outcome = fedlight("flower", "init", "--config", "reward.yaml", str(tmp_path / "app"))
+    outcome = init(tmp_path / "app", config="reward.yaml")
     assert outcome.code == 0, outcome.err
     own, emulated = ((folder / "reward.yaml").read_text() for folder in (tmp_path / "app", conf_path("")))
     changed = [(a, b) for a, b in zip(own.splitlines(), emulated.splitlines(), strict=True) if a != b]
@@ -81,13 +83,9 @@ def test_the_readme_names_the_apps_own_folder_and_settings(app):
 def test_the_readme_of_buffered_rounds_names_the_clients_that_the_server_waits_for(tmp_path):
     buffered = "--federated.fleet=Fleet", "--federated.fleet.buffered=FedBuff"
     more = "--federated.fleet.buffered.buffer_size=9", "--federated.fleet.buffered.concurrency=3"
-    for settings, clients in (
-        ((*buffered, *more), 9),
-        ((*buffered, more[1]), 10),
-        ((*buffered, *more[:1]), 9),
-    ):
-        folder = tmp_path / f"app{len(settings)}-{clients}"
-        outcome = fedlight("flower", "init", "--config", "selector.yaml", str(folder), *settings)
+    for further, clients in ((more, 9), (more[1:], 10), (more[:1], 9)):
+        folder = tmp_path / f"app{len(further)}-{clients}"
+        outcome = init(folder, *buffered, *further)
         assert outcome.code == 0, outcome.err
         assert f"when {clients} clients are there" in (folder / "README.md").read_text()
 
@@ -105,66 +103,41 @@ def test_flower_builds_the_app_without_runs_and_keys(app):
     assert set(names) == {"pyproject.toml", "README.md", "selector.yaml", ".info/CONTENT"}
 
 
+NOISE = " ".join(f"federated.channel.up{own}" for own in ("=ClipAndNoise", ".clip_norm=1.0", ".epsilon=4.0"))
+DPSGD = "federated.parts.clip_norm=1.0 federated.parts.epsilon=4.0"
+FORWARD, ACCURACY = "federated.forward=ZerothOrder", "trainer.callbacks+=ClientAccuracy"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("settings", "message"),
     [
-        (
-            ["--federated.fleet=devices/fleets/phones.yaml"],
-            "federated.fleet=Fleet does not work under Flower",
-        ),
-        (
-            [
-                "--config=selector.yaml",
-                "--federated.channel=Wire",
-                "--federated.channel.up=ClipAndNoise",
-                "--federated.channel.up.clip_norm=1.0",
-                "--federated.channel.up.epsilon=4.0",
-            ],
-            "federated.channel.up=ClipAndNoise does not work under Flower: a node cannot check",
-        ),
-        (
-            ["--federated.parts+=DPSGD", "--federated.parts.clip_norm=1.0", "--federated.parts.epsilon=4.0"],
-            "federated.parts=DPSGD does not work under Flower: a node cannot check",
-        ),
-        (
-            ["--federated.algorithm=FedKSeed", "--federated.forward=ZerothOrder"],
-            "federated.algorithm=FedKSeed does not work under Flower",
-        ),
-        (["--trainer.precision=16-mixed"], "trainer.precision=16-mixed has a loss scale"),
-        (["--federated=null"], "the config has no key federated:, so there is nothing to deploy"),
-        (["--data=data/toy_votes.yaml"], "names a further config"),
-        (
-            ["--federated.forward=ZerothOrder", "--federated.forward.only_where_needed=true"],
-            "only_where_needed asks emulated devices: leave it out",
-        ),
-        (
-            ["--trainer.callbacks+={class_path: EarlyStopping, init_args: {monitor: val/loss}}"],
-            "monitors val/loss",
-        ),
-        (
-            ["--trainer.callbacks+={class_path: ClientAccuracy}", "--trainer.limit_val_batches=2"],
-            "leave trainer.limit_val_batches out",
-        ),
+        ("federated.fleet=devices/fleets/phones.yaml", "federated.fleet=Fleet does not work under Flower"),
+        (f"federated.channel=Wire {NOISE}", "channel.up=ClipAndNoise does not work under Flower: a node"),
+        (f"federated.parts+=DPSGD {DPSGD}", "federated.parts=DPSGD does not work under Flower: a node"),
+        (f"federated.algorithm=FedKSeed {FORWARD}", "algorithm=FedKSeed does not work under Flower"),
+        ("trainer.precision=16-mixed", "trainer.precision=16-mixed has a loss scale"),
+        ("federated=null", "the config has no key federated:, so there is nothing to deploy"),
+        ("data=data/toy_votes.yaml", "names a further config"),
+        (f"{FORWARD} federated.forward.only_where_needed=true", "asks emulated devices: leave it out"),
+        ("trainer.callbacks+=EarlyStopping trainer.callbacks.monitor=val/loss", "monitors val/loss"),
+        (f"{ACCURACY} trainer.limit_val_batches=2", "leave trainer.limit_val_batches out"),
     ],
 )
-def test_what_cannot_be_deployed_is_refused_before_anything_is_written(arguments, message, tmp_path):
+def test_what_cannot_be_deployed_is_refused_before_anything_is_written(settings, message, tmp_path):
     folder = tmp_path / "app"
-    outcome = fedlight("flower", "init", "--config", "selector.yaml", str(folder), *arguments)
-    assert message in refused(outcome)
+    assert message in refused(init(folder, *(f"--{each}" for each in settings.split())))
     assert not folder.exists()
 
 
 def test_keys_of_the_config_may_stand_in_front_of_the_folder(tmp_path):
     keys = ["--federated.local_steps", "3", "--federated.clients_per_round=2"]
     fedlight("flower", "init", *keys, "--config", "selector.yaml", str(tmp_path / "app"))
-    settings = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert settings["set"] == " ".join(keys)
+    assert settings(tmp_path / "app")["set"] == " ".join(keys)
 
 
 def test_a_folder_in_use_stays_as_it_is(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    line = refused(fedlight("flower", "init", "--config", "selector.yaml", str(tmp_path)))
-    assert "is there and not empty" in line
+    assert "is there and not empty" in refused(init(tmp_path))
     assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
 
 

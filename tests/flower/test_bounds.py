@@ -1,7 +1,10 @@
 """Bounds on a node's replies: tensors by names and shapes, all else by settings."""
 
+from functools import partial
+
 import pytest
-from nodes_here import ALL_KINDS, Here, Message, deploy, make_node, two_nodes, visits_of
+from changed_messages import with_visit
+from nodes_here import Here, Message, deploy, two_nodes, visits_of
 
 from fedlight.flower.messages import Bounds, Parcel
 from fedlight.flower.settings import bounds_of
@@ -9,71 +12,24 @@ from fedlight.flower.settings import bounds_of
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
 
 
-def sent_and_due(messages):
-    """Return bytes of the payloads of each reply to a visit, and those that were due."""
-    return [(sum(map(len, one.answer.payloads.values())), one.asked.due_bytes) for one in messages]
-
-
-@pytest.mark.parametrize(
-    "name", ["fedavg", "scaffold", "int8", "scaffold_top_k", "fedsa_lora_nf4", "fewfedpit"]
-)
-def test_what_is_due_is_what_an_honest_node_sends(tmp_path, name):
-    there = Here(two_nodes(name, tmp_path))
-    deploy(name, tmp_path / "server", there, min(2, ALL_KINDS[name](tmp_path).rounds))
-    found = sent_and_due(there.of("visit"))
-    assert found
-    assert all(sent == due > 0 for sent, due in found)
-    assert {one.asked.due_bytes for one in there.messages if one.asked.header["action"] != "visit"} == (
-        {0} if found else set()
-    )
-
-
-def test_a_client_that_has_pruned_itself_sends_no_more_than_is_due(tmp_path):
-    there = Here(two_nodes("hetlora_pruning", tmp_path))
-    deploy("hetlora_pruning", tmp_path / "server", there, 3)
-    assert all(0 < sent <= due for sent, due in sent_and_due(there.of("visit")))
-
-
-def test_a_masked_sum_is_due_once_for_a_node(tmp_path):
-    homes = {n: make_node("all_uniform", tmp_path / f"node{n}", (n - 1, 3), secure=True) for n in (1, 2, 3)}
-    there = Here(homes)
-    deploy("all_uniform", tmp_path / "server", there, 1, secure=True)
-    found = sent_and_due(there.of("visit"))
-    assert len(found) == 3
-    assert all(sent == due for sent, due in found)
-
-
 def second(change):
     """Return a function that changes the second node's answers to visits from the second round on."""
 
     def changed(message: Message):
-        head = message.asked.header
-        return (
-            change(message.answer)
-            if message.node == 2 and head.get("round") and "visits" in head
-            else message.answer
-        )
+        head, answer = message.asked.header, message.answer
+        return change(answer) if message.node == 2 and head.get("round") and "visits" in head else answer
 
     return changed
 
 
 def metrics(number, length=1):
-    def change(answer):
-        first, *others = answer.header["visits"]
-        many = {f"m{i:0{length}}": [1.0, 1] for i in range(number)}
-        return Parcel(answer.header | {"visits": [first | {"training": many}, *others]}, answer.payloads)
-
-    return change
+    return partial(with_visit, "training", {f"m{i:0{length}}": [1.0, 1] for i in range(number)})
 
 
 @pytest.mark.parametrize(
     ("change", "bounds", "reason"),
     [
-        (
-            metrics(101),
-            Bounds(),
-            "a visit has 101 training metrics, more than max-metrics=100 in the app's settings",
-        ),
+        (metrics(101), Bounds(), "a visit has 101 training metrics, more than max-metrics=100 in the app's"),
         (metrics(80_000), Bounds(header_mib=1), "max-header-mib=1 in the app's settings"),
         (
             metrics(200_000, length=90),  # 20 MiB, more than without the setting

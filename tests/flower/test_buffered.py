@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from changed_messages import after_visits
 from fleets import make_fleet
 from nodes_here import ALL_KINDS, Here, deploy, emulate, left_by, make_node, memories_of, two_nodes, visits_of
 from plain_lightning import Regression
@@ -71,15 +72,11 @@ def clocked(monkeypatch):
 def use(monkeypatch, fleet=None, rounds=8, model=lambda: Regression(dropout=0.0), **loop):
     """Let ``buffered`` be the kind of a run on these devices, by default the real ones."""
     fedbuff = loop.pop("fedbuff", FedBuff(2))
-    settings = {
-        "algorithm": FedAvg("uniform"),
-        "clients_per_round": 4,
-        "limits": Limits(share=None, enforce=True),
-    } | loop
+    loop = {"algorithm": FedAvg("uniform"), "limits": Limits(share=None, enforce=True)} | loop
+    loop.setdefault("clients_per_round", 4)
     fleet = fleet or (lambda: Fleet(buffered=fedbuff))
-    monkeypatch.setitem(
-        ALL_KINDS, "buffered", lambda root: Kind({**settings, "fleet": fleet()}, model, rounds=rounds)
-    )
+    kind = lambda root: Kind({**loop, "fleet": fleet()}, model, rounds=rounds)  # noqa: E731
+    monkeypatch.setitem(ALL_KINDS, "buffered", kind)
 
 
 def run(tmp_path, **given):
@@ -152,16 +149,10 @@ def test_the_equations_of_fedbuff_by_the_messages(tmp_path, monkeypatch, fedbuff
     for message in there.of("visit"):
         [entry] = message.asked.header["visits"]
         [reply] = message.answer.header["visits"]
-        received, answered = (
-            message.asked.payloads[entry["payload"]],
-            message.answer.payloads[reply["payload"]],
-        )
-        asked[message.asked.header["round"], entry["client"]] = load(received), load(answered)
-    model, rows = (
-        asked[0, "c2"][0] if (0, "c2") in asked else next(iter(asked.values()))[0],
-        visits_of(tmp_path / "server"),
-    )
-    models, staleness = [model], []
+        received = load(message.asked.payloads[entry["payload"]])
+        answered = load(message.answer.payloads[reply["payload"]])
+        asked[message.asked.header["round"], entry["client"]] = received, answered
+    rows, models, staleness = visits_of(tmp_path / "server"), [next(iter(asked.values()))[0]], []
     for idx in range(7):
         total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in models[idx].items()}
         arrived = [row for row in rows if int(row["round"]) == idx]
@@ -187,9 +178,7 @@ def test_the_server_keeps_clients_at_work_and_says_what_it_keeps(tmp_path, monke
     there, module, loop = run(tmp_path)
     metrics = {name: float(value) for name, value in module.trainer.callback_metrics.items()}
     at_work = loop.remembered()["buffered"]["at_work"]
-    assert (
-        metrics["fed/at_work"] == len(at_work) == 4
-    )  # who has arrived is replaced at once, but for the last
+    assert metrics["fed/at_work"] == len(at_work) == 4  # all but the last who arrive are replaced at once
     assert len(there.under_way) == 4  # nobody waited for them
     assert metrics["fed/at_work_bytes_down"] == 4 * 476
     assert metrics["fed/at_work_bytes_up"] == 0
@@ -244,11 +233,7 @@ def test_clients_whose_node_is_away_are_absent(tmp_path, monkeypatch, fedbuff):
     use(monkeypatch, rounds=8, fedbuff=fedbuff)
     there = Slow(two_nodes("buffered", tmp_path))
 
-    def go():
-        if len(there.of("visit")) >= 3:
-            there.homes.pop(2, None)
-
-    there.before = go
+    after_visits(there, 3, lambda: there.homes.pop(2, None))
     _, loop = deploy("buffered", tmp_path / "server", there)
     rows = visits_of(tmp_path / "server")
     assert loop.rounds_done == 8
@@ -264,7 +249,7 @@ def test_clients_whose_node_is_away_are_absent(tmp_path, monkeypatch, fedbuff):
 def test_without_any_node_the_run_stops_with_the_reasons(tmp_path, monkeypatch):
     use(monkeypatch, rounds=20)
     there = Slow(two_nodes("buffered", tmp_path))
-    there.before = lambda: there.homes.clear() if len(there.of("visit")) >= 9 else None
+    after_visits(there, 9, there.homes.clear)
     with refusal(r"5 rounds in a row, .* had no client that took part: .*absent \("):
         deploy("buffered", tmp_path / "server", there)
 
@@ -332,9 +317,8 @@ def test_what_does_not_go_together_is_refused_before_a_client_trains(
     use(monkeypatch, **loop)
     there = Slow({})
     with refusal(complaint):
-        there.homes |= {
-            n: make_node("buffered", tmp_path / f"node{n}", (n - 1, 2), secure=secure) for n in (1, 2)
-        }
+        for n in (1, 2):
+            there.homes[n] = make_node("buffered", tmp_path / f"node{n}", (n - 1, 2), secure=secure)
         deploy("buffered", tmp_path / "server", there, secure=secure, min_clients=10)
     assert not there.of("visit")
 
@@ -359,6 +343,10 @@ def test_a_message_under_way_does_not_hold_its_payloads():
     assert asked.traffic.down == pushed[0].num_bytes
 
 
+def reasons(answers):
+    return {name: str(reason) for name, reason in answers.items()}
+
+
 def test_a_message_that_is_not_taken_or_not_answered_in_time_has_a_reason():
     class Silent:
         names, patience = iter(["", "later", "never"]), []
@@ -374,13 +362,11 @@ def test_a_message_that_is_not_taken_or_not_answered_in_time_has_a_reason():
 
     asked = Nodes(Silent(), "run", deadline_seconds=0.1)
     letters = {name: asked.send("visit", 1, Parcel({})) for name in ("lost", "later", "never")}
-    assert {name: str(why) for name, why in asked.answers(letters).items()} == {"lost": NO_ANSWER}
+    assert reasons(asked.answers(letters)) == {"lost": NO_ANSWER}
     del letters["lost"]
     assert asked.answers(letters, wait=False) == {}
-    assert {name: str(why) for name, why in asked.answers(letters).items()}["later"] == "busy"
-    assert {name: str(why) for name, why in asked.answers({"never": letters["never"]}).items()} == {
-        "never": NO_ANSWER
-    }
+    assert reasons(asked.answers(letters))["later"] == "busy"
+    assert reasons(asked.answers({"never": letters["never"]})) == {"never": NO_ANSWER}
     assert asked.refused[NO_ANSWER] >= 2
     assert max(Silent.patience) <= 0.1
     assert asked.answers({}) == {}

@@ -6,10 +6,9 @@ from tiny_world import fedlight, tiny_selector
 
 @pytest.fixture(autouse=True)
 def flwr_is_installed(monkeypatch):
+    versions = {"flwr": lambda name: "1.41.0"}
     real = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: "1.41.0" if name == "flwr" else real(name)
-    )
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: versions.get(name, real)(name))
 
 
 @pytest.fixture
@@ -36,11 +35,7 @@ def test_too_little_memory_is_found_before_data_and_model(check):
 @pytest.mark.parametrize(
     ("setting", "line", "text"),
     [
-        (
-            "--federated.fleet=devices/fleets/phones.yaml",
-            "mend config",
-            "federated.fleet=Fleet does not work",
-        ),
+        ("--federated.fleet=devices/fleets/phones.yaml", "mend config", "fleet=Fleet does not work"),
         ("--data.init_args.source=/nowhere/votes.jsonl", "mend data", "/nowhere/votes.jsonl"),
     ],
 )

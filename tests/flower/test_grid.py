@@ -106,10 +106,8 @@ def test_objects_are_read_as_flower_reads_them():
     """Requests, responses and objects of a reply, by Flower's own readers."""
     objects = pytest.importorskip("flwr.supercore.inflatable.inflatable_object")
     link = SuperLink([3], lambda node: Parcel({"format": FORMAT}, {"p0": DIFFERENT, "p1": b""}))
-    exchanged = []
-    link.pull_object = lambda content: (
-        exchanged.append((content, SuperLink.pull_object(link, content))) or exchanged[-1][1]
-    )
+    exchanged, pull = [], link.pull_object
+    link.pull_object = lambda content: exchanged.append((content, pull(content))) or exchanged[-1][1]
     asked(link, due=len(DIFFERENT))
     for request, response in exchanged:
         content = third_field(response.SerializeToString())
@@ -121,11 +119,9 @@ def test_objects_are_read_as_flower_reads_them():
     assert third_field(type(exchanged[0][1])(object_found=True).SerializeToString()) == b""
 
 
-@pytest.mark.parametrize(
-    ("message", "error"), [(b"\x1a", IndexError), (b"\xff", IndexError), (b"\x1d\x01", ValueError)]
-)
-def test_a_broken_message_is_noticed(message, error):
-    with pytest.raises(error):
+@pytest.mark.parametrize("message", [b"\x1a", b"\xff", b"\x1d\x01"])
+def test_a_broken_message_is_noticed(message):
+    with pytest.raises((IndexError, ValueError)):
         third_field(message)
 
 

@@ -8,6 +8,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from changed_messages import lost, with_header
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from nodes_here import ALL_KINDS, Here, Kind, deploy, make_node, two_nodes
 from safetensors.torch import load, save
@@ -103,7 +104,7 @@ def saying(message, rounds=range(100), **fields):
     if message.asked.header["action"] != "visit" or head["round"] not in rounds:
         return message.answer
     visits = [one | fields if one["client"] == LIAR else one for one in head["visits"]]
-    return Parcel(head | {"visits": visits}, message.answer.payloads)
+    return with_header("visits", visits, message.answer)
 
 
 def sending(message, of, rounds=range(100)):
@@ -149,15 +150,11 @@ def rows_of(folder, client):
     return [row for row in rows if row["client"] == client]
 
 
-def without(message):
-    """The run without the liar: its node never gives its work."""
-    return saying(message, diverged="it is not there")
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
     """Accuracy of the run without the liar."""
     ALL_KINDS["ten without"] = lambda root: classifying()
+    without = partial(saying, diverged="it is not there")  # the liar's node never gives its work
     found, _ = accuracy(tmp_path_factory.mktemp("without"), "ten without", without)
     del ALL_KINDS["ten without"]
     return found
@@ -169,8 +166,7 @@ def test_one_of_ten_liars_costs_no_accuracy_under_the_defaults(tmp_path, kind, e
     found, rows = accuracy(tmp_path, kind("ten"), LIES[lie])
     assert expected > 0.65  # the best line finds 0.69
     assert found == pytest.approx(expected, abs=0.02)
-    reasons = Counter(row["reason"] for row in rows)
-    assert reasons == REASONS[lie]
+    assert Counter(row["reason"] for row in rows) == REASONS[lie]
 
 
 def test_limits_that_are_off_leave_the_model_to_the_liar(tmp_path, kind):
@@ -182,9 +178,8 @@ def test_limits_that_are_off_leave_the_model_to_the_liar(tmp_path, kind):
 
 def test_a_claim_counts_as_the_limit_and_is_said(tmp_path, kind, caplog):
     """Sizes are 20, 30 and 40, the median 30; 0.3 of a round of ten is 9 * 0.3 / 0.7 = 3.857 medians."""
-    _, loop = deploy(
-        kind("ten"), tmp_path / "server", Here(two_nodes("ten", tmp_path), LIES["a billion examples"]), 1
-    )
+    there = Here(two_nodes(kind("ten"), tmp_path), LIES["a billion examples"])
+    _, loop = deploy("ten", tmp_path / "server", there, 1)
     assert loop.clients[LIAR].num_examples == 115
     assert loop.clients[LIAR].share == 115 / (270 + 115)
     assert caplog.text.count("client c9, which claims 1,000,000,000 examples, has more than a share 0.3") == 1
@@ -213,11 +208,8 @@ def test_a_reported_loss_neither_ends_a_run_nor_keeps_a_checkpoint(tmp_path, kin
 
 
 def test_a_deployment_without_answers_ends_with_the_reasons_and_not_as_finished(tmp_path, kind):
-    def late(message):
-        return None if message.asked.header["action"] == "visit" else message.answer
-
     with pytest.raises(ValueError, match=r"5 rounds in a row") as error:
-        accuracy(tmp_path, kind("ten"), late)
+        accuracy(tmp_path, kind("ten"), lost("visit", answer=None))
     assert "dropped: no answer in time, or the node is gone (50)" in str(error.value)
     assert "limits.empty_rounds" in str(error.value)
     entry = json.loads((tmp_path / "server" / "run.json").read_text())["commands"][-1]

@@ -4,11 +4,12 @@ import json
 import struct
 from functools import partial
 
+import changed_messages as changes
 import pytest
 import torch
+from changed_messages import odd_values
 from lightning.pytorch.callbacks import Callback
-from nodes_here import ALL_KINDS, FakeNode, Here, Kind, deploy, make_node
-from safetensors.torch import load, save
+from nodes_here import ALL_KINDS, FakeNode, Here, Kind, deploy, make_node, visits_of
 from shared_runs import digest
 
 from fedlight.flower.messages import Bounds, Parcel, Refused, read_header
@@ -24,55 +25,39 @@ OTHERS = [f"c{i}" for i in range(9)]
 DEEP = json.loads("[" * 400 + "]" * 400)
 NAN, INF = float("nan"), float("inf")
 ODD = [None, True, -1, 2**70, 1e308, NAN, INF, "", "x" * 1000, [], {}, [[]], DEEP]
-FITTING = {
-    "payload": [],
-    "label": [],
-    "client": [],
+FITTING = dict.fromkeys(("payload", "label", "client", "steps", "seconds"), ()) | {
     "diverged": ["", "x" * 1000],  # such a client says itself that it is left out
     "names": [None],
-    "steps": [],
-    "seconds": [],
     "loss": [None, -1],
     "training": [{}],
 }
 """Field of a visit -> those of the odd values that it may have."""
 
 
-def with_header(name, value, message):
-    return Parcel(message.answer.header | {name: value}, message.answer.payloads)
+def of_answer(change, *given_and_message):
+    *given, message = given_and_message
+    return change(*given, message.answer)
 
 
-def without_header(name, message):
-    return Parcel({k: v for k, v in message.answer.header.items() if k != name}, message.answer.payloads)
-
-
-def with_field(name, value, message):
-    [visit] = message.answer.header["visits"]
-    return with_header("visits", [visit | {name: value}], message)
+# Changes of a message's answer, as partials: their text says what they are where they are taken.
+with_header, without_header, with_field, with_payload, with_tensors = (
+    partial(partial, of_answer, getattr(changes, name))
+    for name in ("with_header", "without_header", "with_visit", "with_payload", "with_tensors")
+)
 
 
 def without_field(name, message):
     [visit] = message.answer.header["visits"]
-    return with_header("visits", [{k: v for k, v in visit.items() if k != name}], message)
+    return with_header("visits", [{k: v for k, v in visit.items() if k != name}])(message)
 
 
 def with_visits(change, message):
-    return with_header("visits", change(message.answer.header["visits"][0]), message)
-
-
-def with_payload(change, message):
-    [(name, data)] = message.answer.payloads.items()
-    return Parcel(message.answer.header, {name: change(data)})
+    return with_header("visits", change(message.answer.header["visits"][0]))(message)
 
 
 def with_payloads(change, message):
     [(name, data)] = message.answer.payloads.items()
     return Parcel(message.answer.header, change(name, data))
-
-
-def with_tensors(change, message):
-    """Change the tensors of the payload, as far as a file of them can still be written."""
-    return with_payload(lambda data: save(change(load(data))), message)
 
 
 def first_of(tensors, value):
@@ -115,46 +100,32 @@ def of_length(data, made):
 
 
 HEADERS = [
-    *(partial(without_header, name) for name in ("action", "run", "nonce", "round", "visits")),
-    *(partial(with_header, "action", value) for value in ("join", "prepare", 7, None)),
-    *(partial(with_header, "run", value) for value in ("another", "", None, 3)),
-    *(partial(with_header, "nonce", value) for value in ("0" * 32, "", None, [1])),
-    *(partial(with_header, "round", value) for value in (10**6, -1, None, "1", 0.5)),
+    *(without_header(name) for name in ("action", "run", "nonce", "round", "visits")),
+    *(with_header("action", value) for value in ("join", "prepare", 7, None)),
+    *(with_header("run", value) for value in ("another", "", None, 3)),
+    *(with_header("nonce", value) for value in ("0" * 32, "", None, [1])),
+    *(with_header("round", value) for value in (10**6, -1, None, "1", 0.5)),
     *(
-        partial(with_header, "visits", value)
+        with_header("visits", value)
         for value in ODD
         if not (isinstance(value, list) and value and value is not DEEP and value != [[]])
     ),
 ]
 FIELDS = [
     *(partial(without_field, n) for n in FITTING if n not in ("names", "loss", "payload")),
+    *(with_field(*pair) for pair in odd_values(FITTING, ODD)),
+    *(with_field("client", other) for other in ("c0", "c10", HOSTILE + "\0", "C9")),
+    *(with_field("label", other) for other in ("synthetic", "train ", "Train")),
+    *(with_field("names", names) for names in (["net.0.weight"], ["other"], [1], [["net.0.weight"]])),
+    *(with_field("training", {"loss": pair}) for pair in ([1, 0], [1, -3], [NAN, 2], [INF, 2], [2**70, 1])),
+    *(with_field("training", {"loss": pair}) for pair in ([1], [1, 2, 3], [True, 2], [1, True], ["1", 2])),
     *(
-        partial(with_field, n, value)
-        for n, fits in FITTING.items()
-        for value in ODD
-        if not any(value is one or (value == one and type(value) is type(one)) for one in fits)
-    ),
-    *(partial(with_field, "client", other) for other in ("c0", "c10", HOSTILE + "\0", "C9")),
-    *(partial(with_field, "label", other) for other in ("synthetic", "train ", "Train")),
-    *(
-        partial(with_field, "names", names)
-        for names in (["net.0.weight"], ["other"], [1], [["net.0.weight"]])
-    ),
-    *(
-        partial(with_field, "training", {"loss": pair})
-        for pair in ([1, 0], [1, -3], [NAN, 2], [INF, 2], [2**70, 1])
-    ),
-    *(
-        partial(with_field, "training", {"loss": pair})
-        for pair in ([1], [1, 2, 3], [True, 2], [1, True], ["1", 2])
-    ),
-    *(
-        partial(with_field, "training", {name: [1.0, 2]})
+        with_field("training", {name: [1.0, 2]})
         for name in ("", "x" * 101, "a\nb", "x/dataloader_idx_0", "\ud800")
     ),
-    partial(with_field, "training", {"loss": [1e308, 1]}),
-    *(partial(with_field, "steps", value) for value in (2.0, 10**9, "2")),
-    *(partial(with_field, "seconds", value) for value in (1e10, 10**400, "2", -0.5)),
+    with_field("training", {"loss": [1e308, 1]}),
+    *(with_field("steps", value) for value in (2.0, 10**9, "2")),
+    *(with_field("seconds", value) for value in (1e10, 10**400, "2", -0.5)),
 ]
 VISITS = [
     partial(with_visits, lambda visit: []),
@@ -165,17 +136,17 @@ VISITS = [
     partial(with_visits, lambda visit: [visit] * 5000),
 ]
 PAYLOADS = [
-    *(partial(with_payload, lambda data, size=size: data[:size]) for size in (0, 1, 7, 8, 40, -1)),
-    partial(with_payload, lambda data: data + b"\0"),
-    partial(with_payload, lambda data: data * 50),
-    partial(with_payload, lambda data: b"\0" * len(data)),
-    partial(with_payload, lambda data: b"\xff" * len(data)),
-    partial(with_payload, lambda data: b"\x80\x04" + b"c" * (len(data) - 2)),  # as a pickle begins
-    partial(with_payload, lambda data: data[::-1]),
-    partial(with_payload, lambda data: struct.pack("<Q", 2**63) + data[8:]),
-    partial(with_payload, lambda data: data[:8] + b"\xff" + data[9:]),
+    *(with_payload(lambda data, size=size: data[:size]) for size in (0, 1, 7, 8, 40, -1)),
+    with_payload(lambda data: data + b"\0"),
+    with_payload(lambda data: data * 50),
+    with_payload(lambda data: b"\0" * len(data)),
+    with_payload(lambda data: b"\xff" * len(data)),
+    with_payload(lambda data: b"\x80\x04" + b"c" * (len(data) - 2)),  # as a pickle begins
+    with_payload(lambda data: data[::-1]),
+    with_payload(lambda data: struct.pack("<Q", 2**63) + data[8:]),
+    with_payload(lambda data: data[:8] + b"\xff" + data[9:]),
     *(
-        partial(with_payload, lambda data, made=made: of_length(data, crafted(made)))
+        with_payload(lambda data, made=made: of_length(data, crafted(made)))
         for made in (
             {},
             {"w": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 64]}},
@@ -188,13 +159,13 @@ PAYLOADS = [
     partial(with_payloads, lambda name, data: {}),
     partial(with_payloads, lambda name, data: {name: data, "more": data}),
     partial(with_payloads, lambda name, data: {"p7": data}),
-    partial(with_tensors, renamed),
-    partial(with_tensors, turned),
-    partial(with_tensors, as_integers),
-    partial(with_tensors, lambda tensors: {n: v.double() for n, v in tensors.items()}),
-    partial(with_tensors, lambda tensors: dict([*tensors.items()][1:])),
-    partial(with_tensors, lambda tensors: tensors | {"more": torch.zeros(1)}),
-    *(partial(with_tensors, partial(first_of, value=value)) for value in (NAN, INF, -INF, 3e38, -1e30)),
+    with_tensors(renamed),
+    with_tensors(turned),
+    with_tensors(as_integers),
+    with_tensors(lambda tensors: {n: v.double() for n, v in tensors.items()}),
+    with_tensors(lambda tensors: dict([*tensors.items()][1:])),
+    with_tensors(lambda tensors: tensors | {"more": torch.zeros(1)}),
+    *(with_tensors(partial(first_of, value=value)) for value in (NAN, INF, -INF, 3e38, -1e30)),
 ]
 
 
@@ -209,42 +180,35 @@ def old_work(message, earlier):
     return Parcel(message.answer.header | {"visits": old.header["visits"]}, old.payloads | {"again": b""})
 
 
-def lost(message):
-    return None
-
-
-def failed(message):
-    return Refused("the node has failed:\n\ud800" + "x" * 5000)
-
-
 REPLAYS = [partial(older, 1), partial(older, 2), old_work]
-ALL = [*HEADERS, *FIELDS, *VISITS, *PAYLOADS, lost, failed]
+FAILED = Refused("the node has failed:\n\ud800" + "x" * 5000)
+ALL = [*HEADERS, *FIELDS, *VISITS, *PAYLOADS, lambda message: None, lambda message: FAILED]
 
 
-def positions(change, message):
+def positions(change):
     def changed(tensors):
         found = {name: each.clone() for name, each in tensors.items()}
         change(found["0.positions"])
         return found
 
-    return with_tensors(changed, message)
+    return with_tensors(changed)
 
 
 CODED = [
-    partial(positions, lambda p: p.__setitem__(0, -1)),
-    partial(positions, lambda p: p.__setitem__(0, 2**30)),
-    partial(positions, lambda p: p.__setitem__(1, int(p[0]))),
-    partial(positions, lambda p: p.copy_(p.flip(0))),
-    partial(positions, lambda p: p.fill_(0)),
-    partial(positions, lambda p: p.__setitem__(-1, -(2**31))),
-    partial(with_tensors, partial(first_of, value=NAN)),
-    partial(with_tensors, partial(first_of, value=INF)),
-    partial(with_tensors, lambda tensors: tensors | {"1.exponents": tensors["1.exponents"] * 0 + 32767}),
-    partial(with_tensors, turned),
-    partial(with_tensors, renamed),
-    partial(with_tensors, lambda tensors: {n: v for n, v in tensors.items() if n != "0.positions"}),
-    partial(with_payload, lambda data: data[:-2]),
-    partial(with_payload, lambda data: b"\0" * len(data)),
+    positions(lambda p: p.__setitem__(0, -1)),
+    positions(lambda p: p.__setitem__(0, 2**30)),
+    positions(lambda p: p.__setitem__(1, int(p[0]))),
+    positions(lambda p: p.copy_(p.flip(0))),
+    positions(lambda p: p.fill_(0)),
+    positions(lambda p: p.__setitem__(-1, -(2**31))),
+    with_tensors(partial(first_of, value=NAN)),
+    with_tensors(partial(first_of, value=INF)),
+    with_tensors(lambda tensors: tensors | {"1.exponents": tensors["1.exponents"] * 0 + 32767}),
+    with_tensors(turned),
+    with_tensors(renamed),
+    with_tensors(lambda tensors: {n: v for n, v in tensors.items() if n != "0.positions"}),
+    with_payload(lambda data: data[:-2]),
+    with_payload(lambda data: b"\0" * len(data)),
 ]
 
 
@@ -283,8 +247,6 @@ def run(name, folder, rounds, change):
         _, loop = deploy(kinds, folder / "server", there, rounds)
     finally:
         del ALL_KINDS[kinds]
-    from nodes_here import visits_of
-
     rows = [row for row in visits_of(folder / "server") if row["client"] == HOSTILE]
     return seen.found, rows, loop
 
@@ -359,25 +321,10 @@ JOINS = [
     lambda head: {k: v for k, v in head.items() if k != "clients"},
     lambda head: {k: v for k, v in head.items() if k != "base"},
     lambda head: {k: v for k, v in head.items() if k != "torch"},
-    *(
-        lambda head, clients=clients: head | {"clients": clients}
-        for clients in (
-            [],
-            7,
-            {"": 1},
-            {"x" * 201: 1},
-            {"a\nb": 1},
-            {"\ud800": 1},
-            {"a": 0},
-            {"a": -5},
-            {"a": True},
-            {"a": 1.5},
-            {"a": 2**62},
-            {"a": "1"},
-            {"c0": 5},
-            {f"n{i}": 1 for i in range(10_001)},
-        )
-    ),
+    *(lambda head, clients=clients: head | {"clients": clients} for clients in (
+        [], 7, {"": 1}, {"x" * 201: 1}, {"a\nb": 1}, {"\ud800": 1}, {"a": 0}, {"a": -5}, {"a": True}, {"a": 1.5},
+        {"a": 2**62}, {"a": "1"}, {"c0": 5}, {f"n{i}": 1 for i in range(10_001)},
+    )),
     lambda head: head | {"groups": []},
     lambda head: head | {"groups": {"c0": "x"}},
     lambda head: head | {"groups": {"b": 7}, "clients": {"b": 3}},
@@ -389,7 +336,7 @@ JOINS = [
     *(lambda head, key=key: {k: v for k, v in head.items() if k != key} for key in ("key", "signature")),
     *(lambda head, key=key: head | {key: "0" * len(head[key])} for key in ("key", "signature")),
     lambda head: head | {"key": 7},
-]
+]  # fmt: skip
 
 
 def test_a_node_that_joins_with_broken_answers_does_not_take_part(tmp_path):
@@ -416,7 +363,7 @@ def test_a_server_starts_with_no_node_that_has_another_base(tmp_path):
 
     def changed(message):
         other = message.node == 2 and message.asked.header["action"] == "join"
-        return with_header("base", "other", message) if other else message.answer
+        return with_header("base", "other")(message) if other else message.answer
 
     there = Here(homes, changed)
     _, loop = deploy("one_client", tmp_path / "server", there, 1)

@@ -2,6 +2,7 @@ from collections import Counter
 
 import pytest
 import torch
+from changed_messages import after_visits, with_header
 from nodes_here import ALL_KINDS, Here, deploy, emulate, left_by, make_node, two_nodes, visits_of
 from refusals import refusal
 from shared_runs import Kind
@@ -10,7 +11,7 @@ from tastes import Adapters, Tastes
 from fedlight import FedAvg, FedBiscuit
 from fedlight.callbacks.loop.parts import DPSGD
 from fedlight.federation.privacy import Private, PrivateMean
-from fedlight.flower.messages import Parcel, Refused
+from fedlight.flower.messages import Refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
 
@@ -23,10 +24,7 @@ def run_deployed(name, folder):
 def first_replies(there):
     """Return the visits and the payloads of the first round's replies, by node."""
     answers = {one.node: one.answer for one in there.of("visit") if one.asked.header["round"] == 0}
-    visits = {
-        node: [{k: v for k, v in visit.items() if k != "seconds"} for visit in answer.header["visits"]]
-        for node, answer in answers.items()
-    }
+    visits = {n: [one | {"seconds": 0} for one in answer.header["visits"]] for n, answer in answers.items()}
     return visits, {node: answer.payloads for node, answer in answers.items()}
 
 
@@ -36,11 +34,9 @@ def test_the_seed_does_not_give_a_nodes_noise(tmp_path, monkeypatch):
     _, _, again = run_deployed("noised", tmp_path / "second")
     visits, payloads = first_replies(there)
     assert first_replies(again)[0] == visits
-    sent = [
-        [payload for node in sorted(each) for payload in each[node].values()]
-        for each in (payloads, first_replies(again)[1])
-    ]
-    assert [len(payload) for payload in sent[0]] == [len(payload) for payload in sent[1]]
+    both = payloads, first_replies(again)[1]
+    sent = [[payload for node in sorted(each) for payload in each[node].values()] for each in both]
+    assert [*map(len, sent[0])] == [*map(len, sent[1])]
     assert len({*sent[0], *sent[1]}) == 2 * len(sent[0]) > 0
     # With noise from the seed, which the server knows, both are what the emulator sends.
     monkeypatch.setattr(Private, "keep_secret", lambda self: None)
@@ -93,9 +89,9 @@ def test_a_node_scores_training_rows_only_where_its_own_settings_say_so(tmp_path
     [asked, *_] = [one.asked for one in there.of("losses") if one.node == 1]
     protect(monkeypatch, algorithm)
     node = make_node("protected", tmp_path / "asked", (0, 2))
-    for change in ({"losses_on": "own"}, {"by_example": True}, {"losses_on": "own", "by_example": True}):
+    for name, value in (("losses_on", "own"), ("by_example", True)):
         with pytest.raises(Refused, match=r"the server asks for losses on .* settings do not allow"):
-            node.answer(Parcel(asked.header | change, asked.payloads))
+            node.answer(with_header(name, value, asked))
     if algorithm is not FedAvg:
         losses = node.answer(asked).header["losses"]
         assert {len(values) for each in losses.values() for values in each} == {1}
@@ -104,9 +100,7 @@ def test_a_node_scores_training_rows_only_where_its_own_settings_say_so(tmp_path
 def test_a_node_compares_delta_with_its_examples(tmp_path, monkeypatch):
     """The server does not know how many there are where clients weigh the same."""
     protect(monkeypatch, lambda: FedAvg("uniform"), delta=0.3)
-    with pytest.raises(
-        TimeoutError, match=r"DPSGD: delta=0\.3 is not below one over the \d+ examples of a client"
-    ):
+    with pytest.raises(TimeoutError, match=r"DPSGD: delta=0\.3 is not below one over the \d+ examples"):
         run_deployed("protected", tmp_path)
 
 
@@ -115,13 +109,13 @@ def weights(module):
 
 
 def test_the_seed_gives_neither_noise_nor_cohorts_of_a_private_mean(tmp_path):
-    cohorts, weights = [], []
+    cohorts, ends = [], []
     for name in ("first", "second", "third"):
         module, loop, _ = run_deployed("budget", tmp_path / name)
         assert loop.privacy.noise[""] == loop.aggregation.noise > 0
         cohorts.append([(row["round"], row["client"]) for row in visits_of(tmp_path / name / "server")])
-        weights.append(torch.nn.utils.parameters_to_vector(module.parameters()).tolist())
-    assert len({str(each) for each in weights}) == 3
+        ends.append(weights(module))
+    assert len({str(each) for each in ends}) == 3
     assert len({str(each) for each in cohorts}) > 1  # of three rounds with four of ten clients
 
 
@@ -152,10 +146,9 @@ def test_clients_in_turn_are_known_and_the_correlated_noise_is_secret(tmp_path, 
     there = Here(two_nodes("in_turn", tmp_path / "stopped"))
 
     def stop():
-        if len(there.of("visit")) == 4:
-            raise InterruptedError
+        raise InterruptedError
 
-    there.before = stop
+    after_visits(there, 4, stop)
     with pytest.raises(InterruptedError):
         deploy("in_turn", tmp_path / "stopped" / "server", there)
     again = Here(two_nodes("in_turn", tmp_path / "stopped"))
@@ -168,14 +161,8 @@ def test_a_node_that_comes_later_may_change_the_turns(tmp_path):
     late = homes.pop(4)
     there = Here(homes)
 
-    def come():
-        if there.of("visit"):
-            there.homes[4] = late
-
-    there.before = come
+    after_visits(there, 1, lambda: there.homes.update({4: late}))
     with refusal("again before bands=2 rounds are over, because clients have come or gone"):
         deploy("in_turn", tmp_path / "server", there)
-    assert {one.asked.header["round"] for one in there.of("visit")} == {
-        0,
-        1,
-    }  # the second cohort has nobody of the first
+    # The second cohort has nobody of the first.
+    assert {one.asked.header["round"] for one in there.of("visit")} == {0, 1}

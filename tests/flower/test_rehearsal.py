@@ -73,11 +73,8 @@ def test_a_missing_flower_is_named(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text("")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with (
-        pytest.raises(ModuleNotFoundError, match=r"no flower-superlink: pip install 'fedlight\[flower\]'"),
-        Rehearsal(tmp_path, 1),
-    ):
-        pass
+    with pytest.raises(ModuleNotFoundError, match=r"no flower-superlink: pip install 'fedlight\[flower\]'"):
+        Rehearsal(tmp_path, 1).__enter__()
 
 
 def test_a_superlink_that_ends_is_named_with_its_last_lines(tmp_path, monkeypatch):
@@ -86,18 +83,14 @@ def test_a_superlink_that_ends_is_named_with_its_last_lines(tmp_path, monkeypatc
     script.write_text("#!/bin/sh\necho the port is taken\nexit 3\n")
     script.chmod(0o700)
     monkeypatch.setattr(rehearsal, "path_of", lambda command: str(script))
-    with (
-        pytest.raises(OSError, match=r"superlink has ended with 3: the port is taken \(.*superlink.log\)"),
-        Rehearsal(tmp_path, 1),
-    ):
-        pass
+    with pytest.raises(OSError, match=r"superlink has ended with 3: the port is taken \(.*superlink.log\)"):
+        Rehearsal(tmp_path, 1).__enter__()
 
 
 def test_a_process_is_stopped_with_its_children(tmp_path):
     script = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); print('up', flush=True); time.sleep(600)"
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout.readline() == b"up\n"
         stop(process)
         assert process.stdout.read() == b""  # else the child would hold it open

@@ -1,11 +1,11 @@
 import random
+import re
 import shutil
 
 import pytest
-from nodes_here import Here, deploy, left_by, make_node, memories_of, two_nodes, visits_of
+from changed_messages import after_visits, lost, with_header
+from nodes_here import Here, deploy, left_by, memories_of, two_nodes, visits_of
 from shared_runs import digest
-
-from fedlight.flower.messages import Refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
 
@@ -78,14 +78,7 @@ def test_a_lost_reply_drops_its_clients_and_their_memory_is_that_from_before(tmp
     """A client whose reply was lost in a round goes on as if it had not been asked in that round."""
 
     def lose_in(folder, silent):
-        def change(message):
-            is_late = message.node == 2 and message.asked.header.get("round") == 1
-            return (
-                None
-                if is_late and message.asked.header["action"] == "visit" and not silent
-                else message.answer
-            )
-
+        change = lost("none" if silent else "visit", 2, round_idx=1, answer=None)
         there = Here(two_nodes("scaffold", folder), change)
         if silent:  # the node does not even train
             home = there.homes[2]
@@ -116,11 +109,7 @@ def test_a_node_that_comes_later_takes_part_from_then_on(tmp_path):
     late = homes.pop(2)
     there = Here(homes)
 
-    def come():
-        if len(there.of("visit")) == 2:
-            there.homes[2] = late
-
-    there.before = come
+    after_visits(there, 2, lambda: there.homes.update({2: late}))
     _, loop = deploy("fedavg", tmp_path / "server", there, 6)
     rows = visits_of(tmp_path / "server")
     first = {row["client"] for row in rows if int(row["round"]) < 2}
@@ -133,11 +122,7 @@ def test_a_node_that_comes_later_takes_part_from_then_on(tmp_path):
 def test_a_node_that_goes_is_counted_as_absent_and_the_run_goes_on(tmp_path):
     there = Here(two_nodes("fedavg", tmp_path))
 
-    def go():
-        if len(there.of("visit")) >= 4:
-            there.homes.pop(2, None)
-
-    there.before = go
+    after_visits(there, 4, lambda: there.homes.pop(2, None))
     module, loop = deploy("fedavg", tmp_path / "server", there, 6)
     rows = visits_of(tmp_path / "server")
     absent = [row for row in rows if row["reason"]]
@@ -149,38 +134,22 @@ def test_a_node_that_goes_is_counted_as_absent_and_the_run_goes_on(tmp_path):
     assert {row["bytes_up"] for row in absent} == {"0"}
 
 
-def test_a_node_whose_process_dies_in_a_visit_is_dropped_and_comes_back(tmp_path):
+def damage(folder):
+    for file in folder.rglob("clients/*.pt"):
+        file.write_bytes(file.read_bytes()[:-3] + b"abc")
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [(shutil.rmtree, r"remembers of round .*give the node the folder that it had"), (damage, "is damaged")],
+)
+def test_a_node_that_has_lost_its_memories_or_finds_them_damaged_is_refused(tmp_path, harm, reason):
     there = Here(two_nodes("scaffold", tmp_path))
-    dead = []
-
-    def change(message):
-        if message.node == 2 and message.asked.header.get("round") == 1:
-            dead.append(there.homes[2])
-            there.homes[2] = make_node("scaffold", tmp_path / "node2", (1, 2))  # started again
-            return Refused("the node has failed: its process ended")
-        return message.answer
-
-    there.change = change
-    _, loop = deploy("scaffold", tmp_path / "server", there, 4)
-    rows = visits_of(tmp_path / "server")
-    assert len(dead) == 1
-    assert loop.rounds_done == 4
-    assert {row["round"] for row in rows if row["reason"].startswith("dropped: ")} == {"1"}
-
-
-def test_a_node_that_has_lost_its_memories_is_refused_with_the_reason(tmp_path):
-    there = Here(two_nodes("scaffold", tmp_path))
-
-    def lose():
-        if len(there.of("visit")) == 4:
-            shutil.rmtree(tmp_path / "node2", ignore_errors=True)
-
-    there.before = lose
+    after_visits(there, 4, lambda: harm(tmp_path / "node2"))
     _, loop = deploy("scaffold", tmp_path / "server", there, 5)
+    assert loop.rounds_done == 5
     assert loop.nodes.refused
-    for reason in loop.nodes.refused:
-        assert "remembers of round" in reason
-        assert "give the node the folder that it had" in reason
+    assert all(re.search(reason, each) for each in loop.nodes.refused)
     dropped = {row["client"] for row in visits_of(tmp_path / "server") if "dropped" in row["reason"]}
     assert dropped
     assert dropped <= {client for client, node in loop.nodes._home.items() if node == 2}
@@ -188,41 +157,23 @@ def test_a_node_that_has_lost_its_memories_is_refused_with_the_reason(tmp_path):
 
 def test_a_client_whose_memory_is_lost_is_left_out_alone(tmp_path):
     there = Here(two_nodes("scaffold", tmp_path))
-    gone = []
 
     def lose():
         files = sorted((tmp_path / "node2").rglob("clients/*.pt"))
-        if len(there.of("visit")) == 6 and not gone:
-            gone.append(files[0].name.split("-")[0])
-            for file in files:
-                if file.name.startswith(gone[0]):
-                    file.unlink()
+        for file in files:
+            if file.name.split("-")[0] == files[0].name.split("-")[0]:
+                file.unlink()
 
-    there.before = lose
+    after_visits(there, 6, lose)
     _, loop = deploy("scaffold", tmp_path / "server", there, 8)
     rows = visits_of(tmp_path / "server")
     dropped = [(row["round"], row["client"], row["reason"]) for row in rows if "dropped" in row["reason"]]
-    assert len({client for _, client, _ in dropped}) == 1
+    [lonely] = {client for _, client, _ in dropped}
     assert all("give the node the folder that it had" in reason for _, _, reason in dropped)
-    beside = {
-        row["client"] for row in rows if (row["round"], dropped[0][1]) in {(r, c) for r, c, _ in dropped}
-    }
-    assert len(beside - {dropped[0][1]}) >= 2  # others of the round, of the same node too, have been visited
+    rounds = {round_idx for round_idx, _, _ in dropped}
+    beside = {row["client"] for row in rows if row["round"] in rounds}
+    assert len(beside - {lonely}) >= 2  # others of the round, of the same node too, have been visited
     assert [*loop.nodes.refused.values()] == [len(dropped)] or len(loop.nodes.refused) == len(dropped)
-
-
-def test_a_damaged_memory_is_refused_with_the_reason(tmp_path):
-    there = Here(two_nodes("scaffold", tmp_path))
-
-    def damage():
-        for file in (tmp_path / "node2").rglob("clients/*.pt") if len(there.of("visit")) == 4 else ():
-            file.write_bytes(file.read_bytes()[:-3] + b"abc")
-
-    there.before = damage
-    _, loop = deploy("scaffold", tmp_path / "server", there, 5)
-    assert loop.rounds_done == 5
-    assert all("is damaged" in reason for reason in loop.nodes.refused)
-    assert loop.nodes.refused
 
 
 def test_a_node_keeps_no_more_versions_than_the_server_may_ask_for(tmp_path):
@@ -234,10 +185,8 @@ def test_a_node_keeps_no_more_versions_than_the_server_may_ask_for(tmp_path):
 
 
 def test_too_few_clients_end_the_start_with_what_nodes_have_said(tmp_path):
-    from fedlight.flower.messages import Parcel
-
     def change(message):
-        return Parcel(message.answer.header | {"torch": "0.1"}) if message.node == 2 else message.answer
+        return with_header("torch", "0.1", message.answer) if message.node == 2 else message.answer
 
     homes = two_nodes("fedavg", tmp_path)
     with pytest.raises(TimeoutError, match=r"5 of 10 clients.*its torch is '0.1'"):
@@ -251,19 +200,13 @@ def test_too_few_nodes_for_a_secure_sum_end_the_start(tmp_path):
 
 @pytest.mark.parametrize("name", ["fedbiscuit", "soft"])
 def test_clients_that_are_not_scored_are_grouped_by_what_is_known(tmp_path, name):
-    def change(message):
-        is_losses = message.node == 2 and message.asked.header["action"] == "losses"
-        return Refused("away") if is_losses else message.answer
-
-    _, loop = deploy(name, tmp_path / "server", Here(two_nodes(name, tmp_path), change))
+    _, loop = deploy(name, tmp_path / "server", Here(two_nodes(name, tmp_path), lost("losses", 2)))
     assert loop.rounds_done == 5
     assert sorted(loop.algorithm.groups) == sorted(loop.clients)
-    assert set(loop.nodes.refused) == {"away"}
+    assert set(loop.nodes.refused) == {"lost"}
 
 
 def test_a_run_whose_clients_nobody_can_score_ends_with_the_remedy(tmp_path):
-    def change(message):
-        return Refused("away") if message.asked.header["action"] == "losses" else message.answer
-
+    there = Here(two_nodes("fedbiscuit", tmp_path), lost("losses"))
     with pytest.raises(ValueError, match="no client was scored"):
-        deploy("fedbiscuit", tmp_path / "server", Here(two_nodes("fedbiscuit", tmp_path), change))
+        deploy("fedbiscuit", tmp_path / "server", there)

@@ -1,4 +1,3 @@
-import csv
 import os
 import random
 import signal
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from fleets import without_wall
+from tiny_world import VOTES, table
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 from fedlight.cli.main import main
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 SECONDS = 420
 ARGS = [
     *("--config=selector.yaml", "--trainer.accelerator=cpu"),
-    *("--data.source=toy:votes?num_clients=6&votes_per_client=10",),
+    f"--data.source={VOTES}",
     *("--federated.clients_per_round=3", "--federated.local_steps=2"),
 ]
 
@@ -40,10 +41,7 @@ def trained(folder, rounds):
 
 
 def visits(folder):
-    with (folder / "visits.csv").open() as file:
-        return [
-            {name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)
-        ]
+    return without_wall(table(folder / "visits.csv"))
 
 
 @dataclass
@@ -118,9 +116,7 @@ def assert_same_end(tmp_path, app, case):
     rows, expected = visits(app / "runs"), visits(tmp_path / "emulated")
     for row in [*rows, *expected] if case.app else ():
         del row["bytes_up"], row["loss"]  # of a masked sum: it is a node's, and has no losses of its clients
-    for row in (
-        expected if case.app else ()
-    ):  # it says where a deployment without masks would cap a client's share
+        # It says in the emulator where a deployment without masks would cap a client's share.
         row["reason"] = row["reason"].replace("large_share", "")
     assert len(rows) >= 2 * case.rounds
     assert rows == expected
@@ -160,8 +156,7 @@ def test_three_nodes_under_masks_that_share_their_noise_and_validation(tmp_path)
     expected = 0.05 * 0.2 * (2 * case.rounds * numbers / 6 / 3) ** 0.5
     assert 0.5 * expected < distance < 2 * expected
     [metrics] = (there.app / "runs/metrics").rglob("metrics.csv")
-    rows = csv.DictReader(metrics.read_text().splitlines())
-    accuracies = [float(row["val/client_mean"]) for row in rows if row.get("val/client_mean")]
+    accuracies = [float(row["val/client_mean"]) for row in table(metrics) if row.get("val/client_mean")]
     assert len(accuracies) == case.rounds
     assert all(0 <= accuracy <= 1 for accuracy in accuracies)
     assert not {row["loss"] for row in visits(there.app / "runs")} - {""}
@@ -232,7 +227,7 @@ def test_a_node_that_is_slow_holds_up_nobody_in_buffered_rounds(tmp_path):
     assert [int(row["round"]) for row in rows] == [idx for idx in range(6) for _ in range(2)]
     assert min(stale.get("500", [3])) >= 3, said(there)
     [metrics] = (folder / "runs/metrics").rglob("metrics.csv")
-    logged = [row for row in csv.DictReader(metrics.read_text().splitlines()) if row.get("fed/at_work")]
+    logged = [row for row in table(metrics) if row.get("fed/at_work")]
     assert {row["fed/at_work"] for row in logged} == {"4.0"}
     assert max(float(row["fed/old_models"]) for row in logged) >= 2
 
