@@ -6,6 +6,12 @@ from fedlight.federation import client_state
 from fedlight.federation.client_state import ClientMemories, FollowingMemories
 
 
+def resumed(folder, state):
+    memories = disk(folder)
+    memories.load_state_dict(through_a_file(state))
+    return memories
+
+
 def test_versions_that_no_snapshot_names_are_deleted(tmp_path):
     memories = disk(tmp_path, recent=2)
     states = []
@@ -17,9 +23,7 @@ def test_versions_that_no_snapshot_names_are_deleted(tmp_path):
         states.append(saved(memories, round_idx + 1))
         assert len(files(tmp_path)) == min(round_idx + 1, 2) + 1  # two of a, one of b
     for state, expected in ((states[-1], [5, 7]), (states[-2], [4, 7])):
-        again = disk(tmp_path)
-        again.load_state_dict(through_a_file(state))
-        assert values(again, "a", "b") == expected
+        assert values(resumed(tmp_path, state), "a", "b") == expected
     with pytest.raises(ValueError, match=r"1 of the 2 .* Resume from a later checkpoint"):
         disk(tmp_path).load_state_dict(states[-3])
 
@@ -31,18 +35,17 @@ def test_versions_of_a_checkpoint_stay_as_long_as_it_does(tmp_path):
         states.append(saved(memories, round_idx + 1, tmp_path / f"{round_idx}.ckpt"))
         saved(memories, round_idx + 1, tmp_path / "last.ckpt")  # overwritten: it keeps one round alone
     assert len(files(tmp_path / "clients")) == 6
-    resumed = disk(tmp_path / "clients")
-    resumed.resumed_from = str(tmp_path / "1.ckpt")
-    resumed.load_state_dict(through_a_file(states[1]))
-    assert values(resumed, "a") == [1]
+    second = disk(tmp_path / "clients")
+    second.resumed_from = str(tmp_path / "1.ckpt")
+    second.load_state_dict(through_a_file(states[1]))
+    assert values(second, "a") == [1]
     for gone in (0, 2, 3, 4, 5):
         (tmp_path / f"{gone}.ckpt").unlink()
     for round_idx in range(2, 5):
-        resumed.save("a", w(10 + round_idx), round_idx)
-        saved(resumed, round_idx + 1, tmp_path / "last.ckpt")
-    again = disk(tmp_path / "clients")
-    again.load_state_dict(through_a_file(states[1]))  # its checkpoint is there, but not one of the newest
-    assert values(again, "a") == [1]
+        second.save("a", w(10 + round_idx), round_idx)
+        saved(second, round_idx + 1, tmp_path / "last.ckpt")
+    # its checkpoint is there, but not one of the newest
+    assert values(resumed(tmp_path / "clients", states[1]), "a") == [1]
     with pytest.raises(ValueError, match="1 of the 1 clients' memories"):
         disk(tmp_path / "clients").load_state_dict(states[0])
 
@@ -59,9 +62,7 @@ def test_a_kept_round_keeps_what_a_lost_later_one_shared_with_it(tmp_path):
         assert len(listed) == len(set(listed)) == len(files(tmp_path / "clients"))  # none twice
         if round_idx > 1:
             (tmp_path / f"{round_idx - 1}.ckpt").unlink()
-    again = disk(tmp_path / "clients")
-    again.load_state_dict(through_a_file(states[0]))
-    assert values(again, "a", "b") == [0, 10]
+    assert values(resumed(tmp_path / "clients", states[0]), "a", "b") == [0, 10]
     # a and b of the first; both of the last and a of the one before
     assert len(files(tmp_path / "clients")) == 2 + 3
 
@@ -73,9 +74,7 @@ def test_a_second_snapshot_of_a_round_does_not_spoil_the_first(tmp_path):
     good = saved(memories, 1)
     memories.save("a", w(2), 1)
     saved(memories, 1)
-    again = disk(tmp_path)
-    again.load_state_dict(good)
-    assert values(again, "a") == [1]
+    assert values(resumed(tmp_path, good), "a") == [1]
     memories.save("a", w(3), 1)
     saved(memories, 2)
     assert len(files(tmp_path)) == 1
@@ -86,8 +85,7 @@ def test_a_resumed_run_deletes_what_the_first_one_kept(tmp_path):
     for round_idx in range(3):
         first.save("a", w(round_idx), round_idx)
         state = saved(first, round_idx + 1)
-    second = disk(tmp_path)
-    second.load_state_dict(through_a_file(state))
+    second = resumed(tmp_path, state)
     for round_idx in range(3, 6):
         second.save("a", w(round_idx), round_idx)
         saved(second, round_idx + 1)
@@ -111,8 +109,7 @@ def test_resuming_in_another_folder_leaves_the_first_alone(tmp_path, monkeypatch
     state = saved(first, 1)
     before = files(tmp_path / "x")
     for folder in ("y", "z"):  # and from there to a third
-        run = disk(tmp_path / folder)
-        run.load_state_dict(through_a_file(state))
+        run = resumed(tmp_path / folder, state)
         assert values(run, "a") == [1]
         state = saved(run, 1)
     for round_idx in range(1, 5):
@@ -127,9 +124,7 @@ def test_a_moved_folder_is_found_as_the_runs_own(tmp_path):
     first.save("a", w(1), 0)
     state = saved(first, 1)
     (tmp_path / "x").rename(tmp_path / "moved")
-    again = disk(tmp_path / "moved")
-    again.load_state_dict(state)
-    assert values(again, "a") == [1]
+    assert values(resumed(tmp_path / "moved", state), "a") == [1]
 
 
 def test_a_run_that_only_evaluates_reads_and_writes_nothing(tmp_path):
@@ -215,14 +210,11 @@ def test_the_order_in_which_processes_send_memories_moves_none_to_disk(tmp_path)
     assert memories.load("b")["w"].sum() == 50
 
 
-def test_processes_that_do_not_see_one_folder_say_so(tmp_path):
+def test_processes_that_do_not_see_one_folder_or_cannot_write_there_say_so(tmp_path):
     first, other = disk(tmp_path / "one"), disk(tmp_path / "other")
     first.save("a", w(1), 0)
     with pytest.raises(ValueError, match=r"is not here, and another process .* a folder that all hosts see"):
         other.take("a", first.sent("a"))
-
-
-def test_a_process_that_cannot_write_its_files_says_so(tmp_path):
     (tmp_path / "file").touch()
     memories = FollowingMemories(limit_mib=0)
     memories.open(str(tmp_path / "file" / "clients"))

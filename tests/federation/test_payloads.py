@@ -19,39 +19,56 @@ def shapes(state):
     return {name: tuple(value.shape) for name, value in state.items()}
 
 
-def predicted(algorithm, memory=None, splits=("train",)):
-    client = Client("a", 4, 1.0, memory or {})
-    found = predict_payloads(algorithm, [Visit("a", 2, split) for split in splits], client, STATE)
+def predicted(algorithm, visits, client, state=STATE):
+    found = predict_payloads(algorithm, visits, client, state)
     return [(shapes(one.down), shapes(one.up), shapes(one.start)) for one in found]
 
 
+A, B = {"q.lora_A.default.weight": (2, 5)}, {"q.lora_B.default.weight": (3, 2), "q.lora_B.default.bias": (3,)}
+HEAD = {"head.weight": (1, 3)}
+LORA = {name: torch.ones(shape) for name, shape in (A | B | HEAD).items()}
+V, W = {"v": (3,)}, {"w": (2, 2)}
+OWN_V, OWN_W = {"own_state": {"v": torch.ones(3)}}, {"own_state": {"w": torch.ones(2, 2)}}
+OWN_B = {"own_state": {name: torch.ones(shape) for name, shape in B.items()}}
+LATER = Scaffold()  # its server has controls by now
+LATER.load_state_dict({"control": {"v": torch.ones(3, dtype=torch.float64)}})
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "memory", "down", "up"),
+    ("algorithm", "memory", "ways"),
     [
-        (Algorithm(), {}, PARAMETERS, PARAMETERS),
-        (FedProx(), {}, PARAMETERS, PARAMETERS),
-        (FedBiscuit(), {}, PARAMETERS, PARAMETERS),  # without a run: the state is that of one selector
-        (FewFedPIT(), {}, PARAMETERS, PARAMETERS),
-        (Scaffold(), {}, BOTH, BOTH),
-        (Scaffold(), {"control": {"v": torch.ones(3)}}, BOTH, BOTH),
-        (LocalOnly(), {}, PARAMETERS, {}),
-        (LocalOnly(), {"own_state": {"w": torch.ones(2, 2)}}, {"v": (3,)}, {}),
-        (GlobalThenLocal(), {"own_state": {"w": torch.ones(2, 2)}}, PARAMETERS, PARAMETERS),
-        (FedRep(["v"], together=True), {}, PARAMETERS, {"w": (2, 2)}),
-        (FedRep(["v"], together=True), {"own_state": {"v": torch.ones(3)}}, {"w": (2, 2)}, {"w": (2, 2)}),
+        (Algorithm(), {}, [(PARAMETERS, PARAMETERS)]),
+        (FedProx(), {}, [(PARAMETERS, PARAMETERS)]),
+        (FedBiscuit(), {}, [(PARAMETERS, PARAMETERS)]),  # without a run: the state is that of one selector
+        (FewFedPIT(), {}, [(PARAMETERS, PARAMETERS)]),  # before anybody was asked for candidates
+        (Scaffold(), {}, [(BOTH, BOTH)]),
+        (Scaffold(), {"control": {"v": torch.ones(3)}}, [(BOTH, BOTH)]),
+        (LATER, {}, [(BOTH, BOTH)]),
+        (LocalOnly(), {}, [(PARAMETERS, {})]),
+        (LocalOnly(), OWN_W, [(V, {})]),
+        (GlobalThenLocal(), OWN_W, [(PARAMETERS, PARAMETERS)]),
+        (FedRep(["v"], together=True), {}, [(PARAMETERS, W)]),
+        (FedRep(["v"], together=True), OWN_V, [(W, W)]),
+        (Ditto(), {}, [(PARAMETERS, PARAMETERS), ({}, {})]),
+        (FedRep(["v"]), {}, [(PARAMETERS, {}), ({}, W)]),
+        (FedRep(["v"]), OWN_V, [(W, {}), ({}, W)]),
+        (FFALoRA(), {}, [(B | HEAD, B | HEAD)]),
+        (FedSALoRA(), {}, [(A | B | HEAD, A | HEAD)]),
+        (FedSALoRA(), OWN_B, [(A | HEAD, A | HEAD)]),
+        (ProductAverage(), {}, [(A | B | HEAD, A | B | HEAD)]),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Algorithm) else None,
 )
-def test_what_goes_down_and_up_by_the_hooks_of_the_algorithm(algorithm, memory, down, up):
-    kept = {key: dict(value) for key, value in memory.items()}
-    assert predicted(algorithm, memory) == [(down, up, PARAMETERS)]
+def test_what_goes_down_and_up_by_the_hooks_of_the_algorithm(algorithm, memory, ways):
+    """And what a visit starts from: all parameters, but for a factor that is frozen."""
+    kept, client = {key: dict(value) for key, value in memory.items()}, Client("a", 4, 1.0, memory)
+    visits = algorithm.plan(0, [client], lambda client_id, split="train": 2)
+    assert len({*visits}) == len(visits)  # as costs by visit are told apart by them
+    of_lora = "lora" in type(algorithm).__module__
+    start = PARAMETERS if not of_lora else B | HEAD if isinstance(algorithm, FFALoRA) else A | B | HEAD
+    found = predicted(algorithm, visits, client, LORA if of_lora else STATE)
+    assert found == [(down, up, start) for down, up in ways]
     assert memory == kept
-
-
-def test_a_server_that_has_controls_by_now_mixes_no_devices():
-    algorithm = Scaffold()
-    algorithm.load_state_dict({"control": {"v": torch.ones(3, dtype=torch.float64)}})
-    assert predicted(algorithm) == [(BOTH, BOTH, PARAMETERS)]
 
 
 def test_the_second_visit_of_a_client_knows_the_first_and_nothing_is_done_beside_the_reply():
@@ -60,51 +77,9 @@ def test_the_second_visit_of_a_client_knows_the_first_and_nothing_is_done_beside
     algorithm._candidates.left = {"a": 3}
     algorithm._candidates.choose = None  # calling it would fail
     algorithm.plan(0, [Client("a", 4, 1.0)], lambda client_id, split="train": 2)
-    private, public = predicted(algorithm, splits=("train", "synthetic"))
+    visits = [Visit("a", 2, split) for split in ("train", "synthetic")]
+    private, public = predicted(algorithm, visits, Client("a", 4, 1.0))
     assert (private, public) == ((PARAMETERS, {}, PARAMETERS), ({}, PARAMETERS, PARAMETERS))
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "memory", "expected"),
-    [
-        (Ditto(), {}, [(PARAMETERS, PARAMETERS, PARAMETERS), ({}, {}, PARAMETERS)]),
-        (FedRep(["v"]), {}, [(PARAMETERS, {}, PARAMETERS), ({}, {"w": (2, 2)}, PARAMETERS)]),
-        (
-            FedRep(["v"]),
-            {"own_state": {"v": torch.ones(3)}},
-            [({"w": (2, 2)}, {}, PARAMETERS), ({}, {"w": (2, 2)}, PARAMETERS)],
-        ),
-    ],
-    ids=["Ditto", "FedRep at first", "FedRep again"],
-)
-def test_two_visits_on_the_same_data_send_what_each_part_does(algorithm, memory, expected):
-    kept, client = {key: dict(value) for key, value in memory.items()}, Client("a", 4, 1.0, memory)
-    visits = algorithm.plan(0, [client], lambda client_id, split="train": 2)
-    assert len({*visits}) == 2  # as costs by visit are told apart by them
-    found = predict_payloads(algorithm, visits, client, STATE)
-    assert [(shapes(one.down), shapes(one.up), shapes(one.start)) for one in found] == expected
-    assert memory == kept
-
-
-A, B = {"q.lora_A.default.weight": (2, 5)}, {"q.lora_B.default.weight": (3, 2), "q.lora_B.default.bias": (3,)}
-HEAD = {"head.weight": (1, 3)}
-LORA = {name: torch.ones(shape) for name, shape in (A | B | HEAD).items()}
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "memory", "down", "up", "start"),
-    [
-        (FFALoRA(), {}, B | HEAD, B | HEAD, B | HEAD),
-        (FedSALoRA(), {}, A | B | HEAD, A | HEAD, A | B | HEAD),
-        (FedSALoRA(), {n: torch.ones(s) for n, s in B.items()}, A | HEAD, A | HEAD, A | B | HEAD),
-        (ProductAverage(), {}, A | B | HEAD, A | B | HEAD, A | B | HEAD),
-    ],
-    ids=["FFALoRA", "FedSALoRA at first", "FedSALoRA again", "ProductAverage"],
-)
-def test_what_of_an_adapter_goes_down_and_up(algorithm, memory, down, up, start):
-    client = Client("a", 4, 1.0, {"own_state": memory} if memory else {})
-    [found] = predict_payloads(algorithm, [Visit("a", 2)], client, LORA)
-    assert [shapes(one) for one in (found.down, found.up, found.start)] == [down, up, start]
 
 
 @pytest.mark.parametrize(("round_idx", "up"), [(0, B | HEAD), (1, A | HEAD), (2, B | HEAD)])

@@ -41,14 +41,6 @@ def test_mean_of_clipped_movements_by_hand():
     assert result(mean) == {}
 
 
-def test_a_mean_does_not_change_what_it_was_given():
-    mean, given = PrivateMean(10.0, 1.0), update("a", w=[1.0])
-    mean.add(given)
-    mean.add(update("b", w=[2.0]))
-    mean.result()
-    assert given.movement["w"].tolist() == [1.0]
-
-
 def test_noise_of_a_mean():
     """Standard deviation z S / n, with n those that sent the tensor; over 200,000 values it is known within 1 %."""
     torch.manual_seed(0)

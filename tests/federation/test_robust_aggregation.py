@@ -15,14 +15,6 @@ from fedlight.processes import current_team
 NAN, INF = float("nan"), float("inf")
 
 
-def test_median_by_hand():
-    odd = [update("a", w=[1.0, 9.0]), update("b", w=[2.0, -5.0]), update("c", w=[10.0, 0.0])]
-    assert result(CoordinateMedian(), *odd) == {"w": [2.0, 0.0]}
-    assert result(CoordinateMedian(), *odd, update("d", w=[3.0, 1.0])) == {"w": [2.5, 0.5]}
-    assert result(CoordinateMedian(), odd[0]) == {"w": [1.0, 9.0]}
-    assert result(CoordinateMedian()) == {}
-
-
 @pytest.mark.parametrize(
     ("share", "expected"),
     [(0.0, 22.0), (0.19, 22.0), (0.2, 3.0), (0.39, 3.0), (0.4, 3.0), (0.49999999999, 3.0)],
@@ -60,7 +52,9 @@ def test_two_of_seven_that_lie_change_little(lie):
     assert not 0.0 <= result(WeightedSum("weight"), *liars, *honest)["w"][0] <= 4.0
 
 
-@pytest.mark.parametrize("make", [CoordinateMedian, TrimmedMean, lambda: WeightedSum("weight")])
+@pytest.mark.parametrize(
+    "make", [CoordinateMedian, TrimmedMean, lambda: WeightedSum("weight"), lambda: PrivateMean(10.0, 0.0)]
+)
 def test_a_tensor_is_combined_over_those_who_sent_it_and_a_round_starts_anew(make):
     aggregation = make()
     both = [update("a", x=[2.0]), update("b", x=[4.0], y=[7.0])]
@@ -168,8 +162,7 @@ def test_shares_of_the_coordinates_change_no_bit(kind, size, monkeypatch):
         return part.result()
 
     for found in on_team(monkeypatch, size, body):
-        assert {name: value.shape for name, value in found.items()} == {
-            n: v.shape for n, v in expected.items()
-        }
+        assert found.keys() == expected.keys()
         for name, value in found.items():
+            assert value.shape == expected[name].shape
             assert value.double().numpy().tobytes() == expected[name].double().numpy().tobytes(), name

@@ -32,9 +32,11 @@ def two_rounds(folder, states=None):
     return work
 
 
-def resumed(folder, states):
+def resumed(folder, state):
+    """Return the memories of a run that goes on from a checkpoint or its state."""
     memories = disk(folder)
-    memories.load_state_dict(torch.load(states, weights_only=True))
+    is_file = isinstance(state, Path)
+    memories.load_state_dict(torch.load(state, weights_only=True) if is_file else through_a_file(state))
     return memories
 
 
@@ -73,9 +75,7 @@ def test_two_runs_of_one_process_leave_each_other_alone(tmp_path):
     assert len(files(tmp_path)) == 3
     state = saved(one, 1)
     two.save("a", w(2), 1)
-    again = disk(tmp_path)
-    again.load_state_dict(state)
-    assert values(again, "a") == values(one, "a") == [1]
+    assert values(resumed(tmp_path, state), "a") == values(one, "a") == [1]
 
 
 def test_files_of_other_names_are_left_alone_whatever_a_note_says(tmp_path):
@@ -116,9 +116,7 @@ def test_a_file_is_on_the_disk_before_a_checkpoint_names_it(tmp_path, monkeypatc
     for name in state["versions"].values():
         assert (tmp_path / name).stat().st_ino in synced
     assert tmp_path.stat().st_ino == synced[-1]
-    again = disk(tmp_path)
-    again.load_state_dict(through_a_file(state))
-    assert values(again, "a", "b") == [1, 1]
+    assert values(resumed(tmp_path, state), "a", "b") == [1, 1]
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -132,9 +130,7 @@ def test_a_run_with_checkpoints_every_so_often_loses_nothing(tmp_path, every):
             state = saved(memories, round_idx + 1)
     assert values(memories, "a") == [3]
     assert not list(tmp_path.glob("*.unsaved"))
-    again = disk(tmp_path)
-    again.load_state_dict(through_a_file(state))
-    assert values(again, "a") == [3]
+    assert values(resumed(tmp_path, state), "a") == [3]
 
 
 def dies(owner, name, when=lambda *args, **kwargs: True):
@@ -213,9 +209,7 @@ def test_a_checkpoint_that_could_not_be_written_costs_nothing(tmp_path):
         (tmp_path / "no/2.ckpt").write_bytes(b"")
     memories.save("a", w(3), 2)
     assert len(files(tmp_path / "clients")) == 3
-    again = disk(tmp_path / "clients")
-    again.load_state_dict(through_a_file(first))
-    assert values(again, "a") == [1]
+    assert values(resumed(tmp_path / "clients", first), "a") == [1]
     saved(memories, 3, tmp_path / "3.ckpt")
     assert len(files(tmp_path / "clients")) == 1
     assert not list((tmp_path / "clients").glob("*.unsaved"))

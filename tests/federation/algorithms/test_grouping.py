@@ -31,9 +31,7 @@ def test_optimal_is_the_best_of_all_balanced_assignments(clients):
 
 
 @pytest.mark.parametrize("assign", [greedy, optimal])
-@pytest.mark.parametrize(
-    ("clients", "selectors"), [(1, 3), (2, 3), (9, 3), (11, 3), (53, 5), (200, 7), (4, 1)]
-)
+@pytest.mark.parametrize(("clients", "selectors"), [(1, 3), (9, 3), (11, 3), (53, 5), (200, 7), (4, 1)])
 def test_sizes_differ_by_at_most_one(assign, clients, selectors):
     losses = np.random.default_rng(clients).random((clients, selectors)) ** 4
     losses[:, 0] /= 10  # most want the first
@@ -58,6 +56,8 @@ def test_greedy_by_hand_keeps_those_who_would_lose_most():
     losses = np.array([[0.1, 0.2, 0.2], [0.1, 0.4, 0.3], [0.1, 0.5, 0.2], [0.1, 0.9, 0.9], [0.1, 0.8, 0.8]])
     assert greedy(losses).tolist() == [1, 2, 2, 0, 0]
     assert greedy(1 - np.eye(3)).tolist() == [0, 1, 2]  # each has its best
+    many = greedy(np.random.default_rng(0).random((10_000, 3)))  # within seconds
+    assert sorted(np.bincount(many).tolist()) == [3333, 3333, 3334]
 
 
 @pytest.mark.parametrize("assign", [greedy, optimal])
@@ -65,11 +65,6 @@ def test_the_order_of_the_clients_does_not_matter(assign):
     losses = np.random.default_rng(1).random((20, 3))
     order = np.random.default_rng(2).permutation(20)
     assert assign(losses)[order].tolist() == assign(losses[order]).tolist()
-
-
-def test_ten_thousand_clients_are_assigned_within_seconds():
-    losses = np.random.default_rng(0).random((10_000, 3))
-    assert sorted(np.bincount(greedy(losses)).tolist()) == [3333, 3333, 3334]
 
 
 def test_nearest_is_the_least_of_all_assignments_and_knows_no_sizes():
@@ -105,10 +100,7 @@ def test_a_step_of_expectation_maximization_holds_for_losses_of_any_size():
     far = em_step(np.array([0.25, 0.75]), np.array([[1e5, 1e5 + 1], [2.0, 2.0]]))
     one = 0.25 / (0.25 + 0.75 * np.exp(-1))
     assert far.tolist() == pytest.approx([(one + 0.25) / 2, 1 - (one + 0.25) / 2])
-
-
-def test_a_weight_that_has_become_zero_leaves_numbers():
-    """Selector 0 has weight 0 and is better by a thousand nats, so both factors of the other likelihood underflow."""
+    # Selector 0 has weight 0 and is better by a thousand nats: both factors of the other likelihood underflow.
     found = em_step(np.array([0.0, 1.0]), np.array([[0.0, 1000.0], [3.0, 2.0]]))
     assert found.tolist() == [0.0, 1.0]
     tiny = em_step(np.array([1e-300, 1 - 1e-300]), np.array([[0.0, 1000.0]]))  # e^1000 is more than 1e300

@@ -67,19 +67,6 @@ def test_a_trace_written_by_hand():
     assert [step.versions for step in steps] == [{0}, {0}, {2}, {3}, {3}, {5}]
 
 
-def test_plain_asynchronous_rounds_written_by_hand():
-    """One update a step. Equal clients are through at once; the second finds a model that is one step newer than its own."""
-    steps = play(4, {"a": (2.0, ""), "b": (2.0, "")}, buffer_size=1, concurrency=2)
-    assert trace(steps) == [
-        (2.0, [("a", 0, 0, 2.0)]),
-        (2.0, [("b", 0, 1, 2.0)]),
-        (4.0, [("a", 2, 0, 4.0)]),
-        (4.0, [("b", 2, 1, 4.0)]),
-    ]
-    alone = play(5, {"a": (2.0, ""), "b": (3.0, "")}, buffer_size=1, concurrency=1)
-    assert all(step.staleness(one) == 0 for step in alone for one in step.arrivals)
-
-
 def test_dropouts_written_by_hand():
     """b leaves after a second, c is absent, d has no memory: the step has what is left, and each is asked once a round."""
     takes = {"a": (2.0, ""), "b": (1.0, "left"), "c": (0.0, "absent"), "d": (0.0, "out_of_memory")}
@@ -92,16 +79,6 @@ def test_dropouts_written_by_hand():
             ("b", "left", start + 1.0),
         ]
         assert step.at_work == ()
-
-
-def test_one_who_leaves_is_replaced_at_that_moment():
-    """Two may be at work of three: whoever leaves at 1 makes room for the one who was not asked."""
-    first = {name: name for name in uniform_cohort(["a", "b", "c"], 2, 0, 0)}
-    (stays, leaves), (other,) = sorted(first), {"a", "b", "c"} - first.keys()
-    takes = {stays: (5.0, ""), leaves: (1.0, "left"), other: (2.0, "")}
-    (step,) = play(1, takes, buffer_size=1, concurrency=2)
-    assert trace([step]) == [(3.0, [(other, 0, 0, 3.0)])]
-    assert [(one.client_id, one.start_seconds) for one in step.at_work] == [(stays, 0.0)]
 
 
 def test_with_nobody_at_all_the_server_waits_and_the_model_stays():

@@ -113,13 +113,6 @@ def test_equal_to_flower(kind):
         np.testing.assert_allclose(found[name], value, rtol=1e-12)
 
 
-def test_krum_by_hand():
-    """Of 0, 1, 1.5, 10, 20 with f = 1: the two nearest are 1 + 2.25, 1 + 0.25, 2.25 + 0.25, 81 + 72.25, ..."""
-    values = np.array([[0.0], [1.0], [1.5], [10.0], [20.0]])
-    assert result(Krum(0.2), updates_of(values))["w"].tolist() == [1.0]
-    assert result(Krum(0.2, multi=True), updates_of(values))["w"].tolist() == [1.25]  # of n - f - 2 = 2
-
-
 @pytest.mark.parametrize("lie", [1e3, -1e30, 1e200, float("inf"), float("nan")])
 @pytest.mark.parametrize("kind", ["krum", "multi", "bulyan"])
 def test_as_many_liars_as_allowed_do_not_leave_the_honest(kind, lie):
@@ -155,16 +148,16 @@ def test_a_liar_inside_of_each_coordinate_is_seen_as_a_whole():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_processes_change_no_bit(kind, monkeypatch):
-    monkeypatch.setattr(aggregation, "BLOCK", 2)
-    whole, _ = federate(clients_per_round=8, aggregation=KINDS[kind]() if kind != "bulyan" else Bulyan(0.15))
+    monkeypatch.setattr(aggregation, "BLOCK", 8)  # of 49 numbers
+    make = KINDS[kind] if kind != "bulyan" else lambda: Bulyan(0.15)
 
     def body(rank):
-        make = KINDS[kind] if kind != "bulyan" else lambda: Bulyan(0.15)
-        assert current_team().size == 3
+        assert current_team().size == (3 if rank is not None else 1)
         return weights(federate(clients_per_round=8, aggregation=make())[0])
 
+    whole = body(None)
     for each in on_team(monkeypatch, 3, body):
-        assert_equal(each, weights(whole))
+        assert_equal(each, whole)
 
 
 @pytest.mark.parametrize("make", [*KINDS.values(), lambda: FLTrust("000")], ids=[*KINDS, "trust"])
@@ -189,7 +182,7 @@ def test_shares_of_the_coordinates_change_no_bit(make, monkeypatch):
 
 
 def test_the_number_of_threads_changes_no_bit():
-    values = np.random.default_rng(3).normal(size=(11, 100_000))
+    values = np.random.default_rng(3).normal(size=(11, 50_000))
     before = torch.get_num_threads()
     found = []
     for threads in (1, 2):
@@ -281,8 +274,8 @@ def test_a_tensor_beside_different_others_is_refused():
 def test_limits_leave_their_weights_alone():
     """One client of all examples: they count alike, so no share of the weights is too large."""
     limits = Limits(share=0.3, norm=None, enforce=True)
-    limited, loop = federate(clients_per_round=6, aggregation=GeometricMedian(), limits=limits)
-    plain, _ = federate(clients_per_round=6, aggregation=GeometricMedian())
+    limited, loop = federate(1, clients_per_round=6, aggregation=GeometricMedian(), limits=limits)
+    plain, _ = federate(1, clients_per_round=6, aggregation=GeometricMedian())
     assert_equal(weights(limited), weights(plain))
     assert not any(row["reason"] for row in loop.visit_records)
 

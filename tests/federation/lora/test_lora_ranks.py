@@ -90,34 +90,33 @@ def test_a_client_comes_before_its_device_and_both_before_the_rest():
     assert ranks == {"a": 2, "b": 3, "c": 8, "d": 8}
     with refusal(r"ranks\.tablet: there is no such client or device; clients are a, b"):
         ranks_by_hand({"tablet": 2}, devices, ["phone", "board"], 8)
-
-
-def test_a_name_of_a_client_and_a_device_is_refused():
     with refusal(r"ranks\.a: there is a client and a device of this name"):
         ranks_by_hand({"a": 2}, {"a": "b", "c": "a"}, ["a", "b"], 8)
     assert ranks_by_hand({"c": 2}, {"a": "b", "c": "a"}, ["a", "b"], 8) == {"a": 8, "c": 2}
 
 
+NO_TYPE = r"ranks=.* must be a dict\[str, int\] or a list\[int\] or None"
+
+
 @pytest.mark.parametrize("make", [HetLoRA, FlexLoRA])
 @pytest.mark.parametrize(
     ("ranks", "message"),
-    [({}, "ranks={} must give a rank"), ([], r"ranks=\[\] must give a rank"), ({"a": 0}, "0 is no rank")],
+    [
+        ({}, "ranks={} must give a rank"),
+        ([], r"ranks=\[\] must give a rank"),
+        ({"a": 0}, "0 is no rank"),
+        ("auto", NO_TYPE),
+        (4, NO_TYPE),
+        ({"a": True}, NO_TYPE),
+        ([2, 1.5], NO_TYPE),
+    ],
 )
 def test_what_gives_no_ranks_is_refused(make, ranks, message):
     with refusal(message):
         make(ranks=ranks)
-
-
-@pytest.mark.parametrize("ranks", ["auto", 4, {"a": True}, [2, 1.5]])
-def test_what_is_no_rank_is_refused_by_its_type(ranks):
-    with refusal(r"ranks=.* must be a dict\[str, int\] or a list\[int\] or None"):
-        HetLoRA(ranks=ranks)
-
-
-def test_names_of_digits_are_those_of_clients():
-    for ranks in (None, {"a": 1}, [1, 2]):
-        assert HetLoRA(ranks=ranks).ranks == ranks
-    assert FlexLoRA(ranks={0: 2, "b": 1}).ranks == {"0": 2, "b": 1}
+    for given in (None, {"a": 1}, [1, 2]):
+        assert make(ranks=given).ranks == given
+    assert make(ranks={0: 2, "b": 1}).ranks == {"0": 2, "b": 1}  # names of digits are those of clients
 
 
 def test_what_is_refused_when_the_parameters_are_known():

@@ -33,13 +33,10 @@ def combined(algorithm, clients):
 CLIENTS = {"a": (0.2, 1.0, 3.0), "b": (0.1, 0.5, -1.0), "c": (0.4, 2.0, 7.0)}
 
 
-def test_clients_count_by_share_and_loss():
+def test_clients_count_by_share_and_loss_and_with_equal_losses_as_in_normalized_fedavg():
     weights = [0.2 * math.exp(-1), 0.1 * math.exp(-0.5), 0.4 * math.exp(-2)]
     expected = (3 * weights[0] - weights[1] + 7 * weights[2]) / sum(weights)
     assert combined(FewFedWeight(), CLIENTS) == pytest.approx(expected, rel=1e-12)
-
-
-def test_clients_of_equal_loss_count_as_in_normalized_fedavg():
     same = {name: (share, 1.7, moved) for name, (share, _, moved) in CLIENTS.items()}
     assert combined(FewFedWeight(), same) == pytest.approx((0.2 * 3 - 0.1 + 0.4 * 7) / 0.7, rel=1e-12)
     for weighting, expected in (("normalized", 2.7 / 0.7 + 0.6 / 0.7), ("uniform", 3.0), ("unbiased", 11.0)):
