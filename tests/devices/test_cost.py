@@ -10,12 +10,8 @@ from fedlight.devices.cost import Checkpointed, CostMeter, Sketched, without_wei
 from fedlight.devices.shape_run import ShapeRun
 
 RANK = 8
-LAYER = [(96, 128)] * 3 + [
-    (128, 96),
-    (96, 192),
-    (96, 192),
-    (192, 96),
-]  # q, k, v, o, gate, up, down: (in, out)
+LAYER = [(96, 128)] * 3 + [(128, 96), (96, 192), (96, 192), (192, 96)]
+"""Linear layers q, k, v, o, gate, up and down: (in, out)."""
 
 
 def flops_by_hand(examples, tokens, head_rows, head_positions):
@@ -38,21 +34,25 @@ def by_hand(flops):
     return pytest.approx(flops, rel=2e-5)
 
 
-def test_flops_of_a_selector_by_hand():
-    shape = BatchShape(examples=4, tokens=50)
-    assert CostMeter(SelectorModule("toy")).cost(shape).flops == by_hand(flops_by_hand(4, 50, 2, 4))
+REFERENCE = 4 * (sum(2 * 240 * i * o for i, o in LAYER) + 4 * 6 * 40**2 * 128) + 2 * 70 * 96 * 97
+"""FLOPs of a pass over 6 texts of 40 tokens with the head at 70 of them."""
 
 
-def test_flops_of_supervised_tuning_count_the_head_where_there_are_labels():
-    meter = CostMeter(SFTModule("toy"))
-    assert meter.cost(BatchShape(3, 40, responses=70)).flops == by_hand(flops_by_hand(3, 40, 97, 70))
-
-
-def test_flops_of_dpo_hold_both_responses_and_the_reference_pass():
-    pairs = CostMeter(DPOModule("toy")).cost(BatchShape(3, 40, responses=70)).flops
-    base = 4 * (sum(2 * 240 * i * o for i, o in LAYER) + 4 * 6 * 40**2 * 128)
-    reference = base + 2 * 70 * 96 * 97
-    assert pairs == by_hand(flops_by_hand(6, 40, 97, 70) + reference)
+@pytest.mark.parametrize(
+    ("kind", "shape", "flops"),
+    [
+        (SelectorModule, BatchShape(4, 50), flops_by_hand(4, 50, 2, 4)),
+        (SFTModule, BatchShape(3, 40, responses=70), flops_by_hand(3, 40, 97, 70)),
+        (DPOModule, BatchShape(3, 40, responses=70), flops_by_hand(6, 40, 97, 70) + REFERENCE),
+    ],
+)
+def test_flops_by_hand(kind, shape, flops, monkeypatch):
+    """The head counts where there are labels; DPO has both responses and the reference's pass."""
+    meter = CostMeter(kind("toy"))
+    cost = meter.cost(shape)
+    assert cost.flops == by_hand(flops)
+    monkeypatch.setattr(meter, "_count", None)  # a shape is counted once
+    assert meter.cost(shape) is cost
 
 
 def test_checkpointing_computes_the_layers_once_more():
@@ -87,13 +87,6 @@ def test_the_cost_is_a_function_of_the_shape_alone(kind):
     assert module.network is None  # nothing was loaded
     other.cost(shapes[1], checkpointing=True)
     assert [other.cost(shape) for shape in reversed(shapes)] == costs[::-1]
-
-
-def test_a_shape_is_counted_once(monkeypatch):
-    meter = CostMeter(SelectorModule("toy"))
-    found = meter.cost(BatchShape(2, 20))
-    monkeypatch.setattr(meter, "_count", None)  # calling it again would fail
-    assert meter.cost(BatchShape(2, 20)) is found
 
 
 ON_META = []  # of each step of a Net: was it a copy that took it?
@@ -136,6 +129,9 @@ def test_any_module_can_be_counted_and_stays_as_it_is(looks_at_values):
     assert 4 * 10 * 50 * 3 < cost.activation_bytes < 4 * 10 * 50 * 8
     assert meter.cost(BatchShape(20)).flops == 2 * cost.flops
     assert torch.equal(torch.get_rng_state(), state)
+    on_meta = [*ON_META]
+    other = CostMeter(Net(not looks_at_values), pairs).cost(BatchShape(10))  # counted in the other way
+    assert cost.activation_bytes == pytest.approx(other.activation_bytes, rel=0.02)
     assert not module.training
     assert module.body[0].weight.grad is grad
     assert grad.eq(1).all()
@@ -144,33 +140,20 @@ def test_any_module_can_be_counted_and_stays_as_it_is(looks_at_values):
         assert torch.equal(value, before[name]), name
     assert "log" not in vars(module)
     of_each_shape = [True, False] if looks_at_values else [True]
-    assert of_each_shape * 2 == ON_META
-
-
-def test_both_ways_to_count_a_module_agree():
-    counted, computed = (CostMeter(Net(looks), pairs).cost(BatchShape(16)) for looks in (False, True))
-    assert computed.flops == counted.flops
-    assert computed.activation_bytes == pytest.approx(counted.activation_bytes, rel=0.02)
-
-
-def test_what_is_wrong_with_a_step_is_raised_as_it_is():
-    with pytest.raises(ValueError, match="too many values to unpack"):
-        CostMeter(Net(), lambda examples: (1, 2, 3)).cost(BatchShape(2))
+    assert of_each_shape * 2 == on_meta
 
 
 def test_what_cannot_be_counted_is_refused():
+    assert isinstance(SFTModule("toy"), Sketched)
+    assert isinstance(SFTModule("toy"), Checkpointed)
     with pytest.raises(ValueError, match="Net has no skeleton: give CostMeter an example_batch"):
         CostMeter(Net())
     with pytest.raises(ValueError, match="Net has no checkpoint_gradients"):
         CostMeter(Net(), pairs).cost(BatchShape(2), checkpointing=True)
     with pytest.raises(ValueError, match="an example or more"):
         BatchShape(0)
-
-
-def test_protocols():
-    assert isinstance(SFTModule("toy"), Sketched)
-    assert isinstance(SFTModule("toy"), Checkpointed)
-    assert not isinstance(Net(), Sketched)
+    with pytest.raises(ValueError, match="too many values to unpack"):  # as the step raises it
+        CostMeter(Net(), lambda examples: (1, 2, 3)).cost(BatchShape(2))
 
 
 def test_a_copy_without_weights_keeps_ties_and_drops_the_trainer():

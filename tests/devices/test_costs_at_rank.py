@@ -6,10 +6,7 @@ from fedlight import Lora, SelectorModule, SFTModule
 from fedlight.devices import BatchShape, CostMeter
 from fedlight.devices.memory import resting_footprint
 
-SHAPES = {
-    SFTModule: BatchShape(examples=3, tokens=20, responses=21),
-    SelectorModule: BatchShape(examples=3, tokens=20),
-}
+SHAPES = {SFTModule: BatchShape(3, 20, responses=21), SelectorModule: BatchShape(3, 20)}
 
 
 @pytest.mark.slow  # counts many models

@@ -1,4 +1,8 @@
+import itertools
+import math
+
 import pytest
+import yaml
 
 from fedlight.devices.availability import Always, Chance
 from fedlight.devices.device import Device, known_devices, load_device
@@ -15,27 +19,21 @@ def test_units():
     assert Device("phone", **PHONE).budget_bytes == 3 * 2**30
     assert Device("phone", **PHONE).compute_seconds(6 * 10**11) == 1
     assert Device("phone", **PHONE).availability == Always()
+    assert Device("phone", **PHONE, memory_share=1).budget_bytes == 6 * 2**30
 
 
-@pytest.mark.parametrize("key", PHONE)
-@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "8", True, None])
-def test_figures_out_of_range(key, value):
-    with pytest.raises(ValueError, match=f"device 'phone': {key}=.* must be a number above 0"):
-        Device("phone", **PHONE | {key: value})
-
-
-@pytest.mark.parametrize("key", ["memory_share", "utilisation"])
-def test_shares_are_at_most_one(key):
-    assert getattr(Device("phone", **PHONE, **{key: 1}), key) == 1
-    for value in (0, 1.01):
-        with pytest.raises(ValueError, match=f"{key}={value} must be a number above 0 and at most 1"):
-            Device("phone", **PHONE, **{key: value})
-
-
-@pytest.mark.parametrize("bits", [2, 32, "4", None])
-def test_weight_bits(bits):
-    with pytest.raises(ValueError, match=f"device 'phone': weight_bits={bits!r} must be 16, 8 or 4"):
-        Device("phone", **PHONE, weight_bits=bits)
+@pytest.mark.parametrize(
+    ("keys", "values", "range_"),
+    [
+        (PHONE, [0, -1, math.inf, math.nan, "8", True, None], "a number above 0"),
+        (["memory_share", "utilisation"], [0, 1.01], "a number above 0 and at most 1"),
+        (["weight_bits"], [2, 32, "4", None], "16, 8 or 4"),
+    ],
+)
+def test_figures_out_of_range(keys, values, range_):
+    for key, value in itertools.product(keys, values):
+        with pytest.raises(ValueError, match=f"device 'phone': {key}={value!r} must be {range_}"):
+            Device("phone", **PHONE | {key: value})
 
 
 def write(folder, text):
@@ -51,11 +49,9 @@ def test_a_file_of_ones_own(tmp_path):
     assert load_device(write(tmp_path, FIGURES)) == Device("my_phone", **PHONE)
     exponents = FIGURES.replace(": 2\n", ": 2e0\n").replace(": 80", ": 8e+1").replace(": 5", ": 50E-1")
     assert load_device(write(tmp_path, exponents)) == Device("my_phone", **PHONE)
-    more = "weight_bits: 4\nmemory_share: 0.4\nutilisation: 0.2\navailability: 0.7\n"
-    expected = Device(
-        "my_phone", **PHONE, weight_bits=4, memory_share=0.4, utilisation=0.2, availability=Chance(0.7)
-    )
-    assert load_device(write(tmp_path, FIGURES + more)) == expected
+    more = {"weight_bits": 4, "memory_share": 0.4, "utilisation": 0.2}
+    text = FIGURES + yaml.safe_dump(more | {"availability": 0.7})
+    assert load_device(write(tmp_path, text)) == Device("my_phone", **PHONE, **more, availability=Chance(0.7))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from collections import Counter
 
 import pytest
+from refusals import refusal
 
 from fedlight.devices.device import load_device
 from fedlight.devices.fleet import Fleet, apportion
@@ -16,27 +17,15 @@ def test_shares_are_met():
     ids = [f"c{i}" for i in range(10)]
     assert counts(Fleet(MIXED), ids) == MIXED
     assert counts(Fleet({name: weight / 7 for name, weight in MIXED.items()}), ids * 1) == MIXED
-    assert counts(Fleet(MIXED), [f"c{i}" for i in range(13)]) == {
-        "pixel_8_pro": 6,
-        "iphone_12": 4,
-        "raspberry_pi_5": 3,
-    }
+    thirteen = {"pixel_8_pro": 6, "iphone_12": 4, "raspberry_pi_5": 3}
+    assert counts(Fleet(MIXED), [f"c{i}" for i in range(13)]) == thirteen
     assert counts(Fleet(MIXED), ["c0"]) == {"pixel_8_pro": 1}
     assert Fleet(MIXED).assign([]) == {}
     assert Fleet(MIXED).weights == {"pixel_8_pro": 0.5, "iphone_12": 0.3, "raspberry_pi_5": 0.2}
 
 
-def test_the_devices_are_those_of_the_files(tmp_path):
-    own = tmp_path / "own.yaml"
-    own.write_text("memory_gib: 1\ntflops: 1\ndownload_mbps: 1\nupload_mbps: 1\nwatts: 1\n")
-    dealt = Fleet({str(own): 1, "iphone_12": 1}).assign(["a", "b"])
-    assert {device.name: device for device in dealt.values()} == {
-        "own": load_device(str(own)),
-        "iphone_12": load_device("iphone_12"),
-    }
-
-
 def test_the_order_of_clients_does_not_matter_but_the_seed_does():
+    assert Fleet({"iphone_12": 1}).assign(["a"]) == {"a": load_device("iphone_12")}
     ids = [f"c{i}" for i in range(100)]
     dealt = Fleet(MIXED, seed=1).assign(ids)
     assert list(dealt) == sorted(ids)
@@ -80,14 +69,8 @@ def test_largest_remainders(shares, total, expected):
     ],
 )
 def test_what_is_no_fleet(devices, complaint):
-    with pytest.raises(ValueError) as error:  # noqa: PT011
+    with refusal(complaint):
         Fleet(devices)
-    assert complaint in str(error.value)
-
-
-def test_an_unknown_device_is_named_before_any_work():
-    with pytest.raises(FileNotFoundError, match="there is no device 'iphone_99'"):
-        Fleet({"iphone_99": 1})
 
 
 def test_a_scaled_fleet_has_less_of_everything_but_hours_and_watts():
@@ -96,12 +79,9 @@ def test_a_scaled_fleet_has_less_of_everything_but_hours_and_watts():
     assert small.compute_seconds(1e9) == pytest.approx(200 * whole.compute_seconds(1e9))
     assert small.upload_seconds(1000) == pytest.approx(200 * whole.upload_seconds(1000))
     assert small.download_seconds(1000) == pytest.approx(200 * whole.download_seconds(1000))
-    assert (small.watts, small.availability, small.weight_bits) == (
-        whole.watts,
-        whole.availability,
-        whole.weight_bits,
-    )
-    with pytest.raises(ValueError, match=r"fleet\.scale=0 must be above 0"):
+    for name in ("watts", "availability", "weight_bits"):
+        assert getattr(small, name) == getattr(whole, name)
+    with refusal(r"fleet\.scale=0 must be above 0"):
         Fleet({"iphone_12": 1}, scale=0)
 
 
@@ -110,6 +90,8 @@ def test_a_fleet_of_fedlight_by_its_name():
     assert whole.weights.keys() >= {"iphone_12", "galaxy_a54"}
     assert whole.seed == 3
     with pytest.raises(
-        FileNotFoundError, match="there is no fleet 'phonez': give one of edge, edgeflowertune, mixed, phones"
+        FileNotFoundError, match="there is no fleet 'phonez': give one of edge, edgeflowertune"
     ):
         Fleet("phonez")
+    with pytest.raises(FileNotFoundError, match="there is no device 'iphone_99'"):
+        Fleet({"iphone_99": 1})

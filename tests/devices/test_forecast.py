@@ -85,12 +85,6 @@ def test_forward_passes_alone_need_no_gradients_and_moments(bits):
     assert not forecast(device(back, bits), WORK).forward_fits
 
 
-def test_micro_batches_come_before_computing_twice():
-    found = forecast(device(BASE[16] + TRAINED + 10 * 64 * 3), WORK)
-    assert (found.fit.micro_batch, found.fit.checkpointing) == (2, False)
-    assert found.job.flops == 3 * 512 * 10**9
-
-
 def test_late_and_never_there_for_long_enough():
     assert forecast(device(10**6), WORK, deadline_seconds=3.1).reason == ""
     assert forecast(device(10**6), WORK, deadline_seconds=3.0).reason == "late"
@@ -103,17 +97,14 @@ def test_late_and_never_there_for_long_enough():
     assert half.rounds_per_day == pytest.approx(43200 / 3.036)
 
 
-def test_fewer_bits_would_do():
-    """As many bits as possible; no text of this length is too long at 8."""
+def test_fewer_bits_or_shorter_texts_would_do():
+    """As many bits as possible; texts are halved until they fit: 64 -> 32 -> 16, at 5 bytes a token."""
     assert remedies(device(BASE[8] + TRAINED + 320), WORK)[0] == Remedy(weight_bits=8, tokens=64)
     assert remedies(device(BASE[4] + TRAINED + 320), WORK) == [Remedy(weight_bits=4, tokens=64)]
     assert remedies(device(BASE[4] + TRAINED + 319, bits=8), WORK) == [Remedy(weight_bits=4, tokens=32)]
-
-
-def test_shorter_texts_would_do():
-    """Halved until they fit: 64 -> 32 -> 16, at 5 bytes a token."""
-    assert remedies(device(BASE[4] + TRAINED + 160, bits=4), WORK) == [Remedy(weight_bits=4, tokens=32)]
-    assert remedies(device(BASE[4] + TRAINED + 159, bits=4), WORK) == [Remedy(weight_bits=4, tokens=16)]
+    for room, tokens in ((160, 32), (159, 16)):
+        found = remedies(device(BASE[4] + TRAINED + room, bits=4), WORK)
+        assert found == [Remedy(weight_bits=4, tokens=tokens)]
     assert remedies(device(BASE[4] + TRAINED + 79, bits=4), WORK) == []
     either = remedies(device(BASE[16] + TRAINED + 160), WORK)
     assert either == [Remedy(weight_bits=8, tokens=64), Remedy(weight_bits=16, tokens=32)]

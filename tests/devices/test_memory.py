@@ -25,6 +25,8 @@ from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.stacking.fast_layers import fuse_lora, use_fast_layers
 
 EXAMPLES = 8
+WAYS = ((EXAMPLES, False), (EXAMPLES // 4, False), (EXAMPLES, True))
+"""Examples of a micro-batch, and whether layers are computed twice."""
 
 
 def resized(folder, **sizes):
@@ -87,9 +89,8 @@ def real_batch(module, shape):
 
     if isinstance(module, DPOModule):
         return {"chosen": side(shape.responses // 2), "rejected": side(shape.responses // 2)}
-    return side(shape.responses) | (
-        {"labels": torch.ones(shape.examples).long()} if module.num_labels else {}
-    )
+    labels = {"labels": torch.ones(shape.examples).long()} if module.num_labels else {}
+    return side(shape.responses) | labels
 
 
 def rows(batch, begin, end):
@@ -127,9 +128,7 @@ def check_peaks(module, meter, tokens, micro_batch, checkpointing, within):
 
 @pytest.mark.parametrize("tokens", [24, 48, 96])
 def test_predicted_activations_are_those_of_the_allocator(trained, tokens):
-    whole = check_peaks(*trained, tokens, EXAMPLES, False, within=0.03)
-    in_parts = check_peaks(*trained, tokens, EXAMPLES // 4, False, within=0.03)
-    computed_twice = check_peaks(*trained, tokens, EXAMPLES, True, within=0.03)
+    whole, in_parts, computed_twice = (check_peaks(*trained, tokens, *way, within=0.03) for way in WAYS)
     assert in_parts < 0.3 * whole
     assert computed_twice < 0.7 * whole
 
@@ -137,9 +136,9 @@ def test_predicted_activations_are_those_of_the_allocator(trained, tokens):
 @pytest.mark.parametrize("build", [deep, encoder])
 def test_predictions_for_a_base_in_16_bits(build, tmp_path):
     trained = loaded(build, tmp_path, "bf16")
-    check_peaks(*trained, 32, EXAMPLES, False, within=0.1)
-    check_peaks(*trained, 32, EXAMPLES // 4, False, within=0.1)
-    check_peaks(*trained, 32, EXAMPLES, True, within=0.1)
+    for way in WAYS:
+        check_peaks(*trained, 32, *way, within=0.1)
+    check_forward_peaks(*trained, 32, 1, within=0.1)
 
 
 def forward_steps(module, perturbations):
@@ -194,11 +193,6 @@ def test_predicted_memory_of_forward_passes_alone_is_that_of_the_allocator(train
     one = check_forward_peaks(module, CostMeter(skeleton), tokens, 1, within=0.05)
     several = check_forward_peaks(module, CostMeter(skeleton), tokens, 3, within=0.05)
     assert several == pytest.approx(one, rel=0.01)
-
-
-@pytest.mark.parametrize("build", [deep, encoder])
-def test_predictions_of_forward_passes_for_a_base_in_16_bits(build, tmp_path):
-    check_forward_peaks(*loaded(build, tmp_path, "bf16"), 32, 1, within=0.1)
 
 
 def test_a_forward_only_visit_takes_hardly_more_than_inference():
@@ -303,13 +297,10 @@ def test_bytes_of_the_toy_model_by_hand(bits):
     """Hidden 96, inner 192, 4 heads of 32, 4 layers, 97 words, tied head; adapters of rank 8 on all linear layers."""
     attention, mlp = [(128, 96)] * 3 + [(96, 128)], [(192, 96)] * 2 + [(96, 192)]  # (rows, columns)
     linear = 4 * (attention + mlp)
-    size = {
-        16: lambda r, c: 2 * r * c,
-        8: lambda r, c: r * c + 4 * r,
-        4: lambda r, c: r * c // 2 + 4 * (r * c // 64),
-    }
     biases, norms = 4 * (3 * 128 + 96), 9 * 96
-    base = sum(size[bits](r, c) for r, c in linear) + 2 * (97 * 96 + biases + norms)
+    base = 2 * (97 * 96 + biases + norms)
+    for r, c in linear:
+        base += {16: 2 * r * c, 8: r * c + 4 * r, 4: r * c // 2 + 4 * (r * c // 64)}[bits]
     adapter = 4 * sum(8 * (r + c) for r, c in linear)
     found = resting_footprint(SFTModule("toy").skeleton(), bits, 8.0)
     assert found == Footprint(base, adapter, adapter, 2 * adapter)
@@ -322,29 +313,21 @@ def test_only_what_a_visit_trains_is_on_the_device():
     assert resting_footprint(three, 16, 8.0).adapter_bytes == 3 * one.adapter_bytes
     names = [name for name, _ in three.named_parameters() if "adapter1" in name]
     assert resting_footprint(three, 16, 8.0, names) == one
+    headed = resting_footprint(RewardModule("toy").skeleton(), 16, 0.0)  # its head is trained as well
+    adapter = resting_footprint(SFTModule("toy").skeleton(), 16, 0.0)
+    assert (headed.adapter_bytes, headed.moment_bytes) == (adapter.adapter_bytes + 4 * 96, 0)
 
 
 def test_what_requires_a_gradient_and_is_not_trained_rests_there_beside_its_gradient():
-    module = nn.Sequential(
-        nn.Linear(4, 2, bias=False).requires_grad_(False), nn.Linear(2, 3), nn.Linear(3, 5)
-    )
+    frozen = nn.Linear(4, 2, bias=False).requires_grad_(False)
+    module = nn.Sequential(frozen, nn.Linear(2, 3), nn.Linear(3, 5))
     trained = ["2.weight", "2.bias"]
     found = resting_footprint(module, 16, 8.0, trained)
     assert found == Footprint(2 * 8 + 4 * 9, 4 * 20, 4 * (20 + 9), 8 * 20)
     assert forward_only(found) == Footprint(2 * 8 + 4 * 9, 2 * 4 * 20, 0, 0)
     assert resting_footprint(module, 16, 8.0) == Footprint(2 * 8, 4 * 29, 4 * 29, 8 * 29)
-
-
-def test_a_trained_head_is_part_of_what_is_trained():
-    found = resting_footprint(RewardModule("toy").skeleton(), 16, 0.0)
-    adapter = resting_footprint(SFTModule("toy").skeleton(), 16, 0.0)
-    assert found.adapter_bytes == adapter.adapter_bytes + 4 * 96
-    assert found.moment_bytes == 0
-
-
-def test_weights_of_other_bits_are_refused():
     with pytest.raises(ValueError, match="weight_bits=3 must be 16, 8 or 4"):
-        resting_footprint(nn.Linear(2, 2), 3, 8.0)
+        resting_footprint(module, 3, 8.0)
 
 
 @pytest.mark.parametrize(
@@ -375,13 +358,10 @@ def test_moments_are_what_the_optimizer_really_keeps(make, expected):
     assert len(calls) == 1
 
 
-def test_of_groups_that_differ_the_largest_counts():
+def test_of_groups_that_differ_the_largest_counts_and_a_step_that_needs_a_closure_is_refused():
     plain, heavy = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
     groups = [{"params": [plain]}, {"params": [heavy], "momentum": 0.9}]
-    assert moment_bytes_per_weight(torch.optim.SGD(groups, lr=0.1)) == 4.0
-    assert moment_bytes_per_weight(torch.optim.SGD(groups[::-1], lr=0.1)) == 4.0
-
-
-def test_a_step_that_needs_a_closure_is_refused():
+    for given in (groups, groups[::-1]):
+        assert moment_bytes_per_weight(torch.optim.SGD(given, lr=0.1)) == 4.0
     with pytest.raises(ValueError, match=r"optimizer LBFGS: its step needs a closure, .* AdamW or SGD"):
-        moment_bytes_per_weight(torch.optim.LBFGS([nn.Parameter(torch.ones(3))]))
+        moment_bytes_per_weight(torch.optim.LBFGS([plain]))
