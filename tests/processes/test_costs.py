@@ -23,14 +23,12 @@ def test_a_visit_to_texts_costs_its_tokens_with_padding():
     assert visit_cost(data, Visit("b", 1), round_idx=0) == 2 * 500 + STEP_TOKENS
 
 
-@pytest.mark.parametrize("data", [Numbers(), object()])
+WITHOUT_LENGTHS = texts({"a": [10, 30]}, batch_size=2)
+WITHOUT_LENGTHS.train_lengths = None
+
+
+@pytest.mark.parametrize("data", [Numbers(), object(), WITHOUT_LENGTHS])
 def test_a_visit_to_other_data_costs_its_batches(data):
-    assert visit_cost(data, Visit("a", 3), round_idx=0) == 3.0
-
-
-def test_where_texts_have_no_lengths_batches_count():
-    data = texts({"a": [10, 30]}, batch_size=2)
-    data.train_lengths = None
     assert visit_cost(data, Visit("a", 3), round_idx=0) == 3.0
 
 

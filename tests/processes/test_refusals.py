@@ -53,9 +53,11 @@ class SharedUploads(Uploads):
     ],
 )
 def test_callbacks_that_work_by_one_process_are_refused(callback, complaint):
-    run = SimpleNamespace(callbacks=[callback])
+    fine = [ModelCheckpoint(every_n_epochs=2), Timer("00:01:00:00", interval="epoch"), SharedUploads()]
+    fine.append(MembershipInference.__new__(MembershipInference))
+    refuse_uneven(SimpleNamespace(callbacks=fine))
     with refusal(complaint):
-        refuse_uneven(run)
+        refuse_uneven(SimpleNamespace(callbacks=[*fine, callback]))
 
 
 class Mean(Aggregation):
@@ -79,16 +81,8 @@ def test_an_aggregation_of_one_process_is_refused(monkeypatch, kind, lacks):
     run = trainer(1, [FederatedLoop(aggregation=kind(), clients_per_round=2), ByClient(ten_clients)])
     with refusal(rf"{kind.__name__} has no {lacks}, .* add partial\(\) and merge"):
         run.fit(module(), Numbers())
-
-
-def test_those_of_fedlight_are_not():
     for aggregation in (CoordinateMedian(), WeightedSum("weight")):
         refuse_unmergeable(aggregation)
-
-
-def test_callbacks_that_work_by_rounds_are_not():
-    fine = [ModelCheckpoint(every_n_epochs=2), Timer("00:01:00:00", interval="epoch"), SharedUploads()]
-    refuse_uneven(SimpleNamespace(callbacks=[*fine, MembershipInference.__new__(MembershipInference)]))
 
 
 class Counting(FedAvg):
@@ -124,17 +118,14 @@ def visited(algorithm):
 
 @pytest.mark.parametrize(("how", "name"), [("number", "visits"), ("list", "seen"), ("tensor", "total")])
 def test_an_algorithm_that_keeps_something_in_its_attributes_is_refused(how, name):
-    algorithm = Counting()
-    algorithm.how = how
-    with refusal(rf"a visit changes Counting\.{name}, .*partial\(\) and merge"):
-        visited(algorithm)
-
-
-def test_one_that_keeps_it_in_the_visit_or_says_what_it_adds_up_is_not():
+    """And none that keeps it in the visit, or says what it adds up."""
     algorithm = Counting()
     algorithm.how = "own"
     visited(algorithm)
     visited(Scaffold())
+    algorithm.how = how
+    with refusal(rf"a visit changes Counting\.{name}, .*partial\(\) and merge"):
+        visited(algorithm)
 
 
 def test_processes_with_unlike_values_to_decide_by_are_refused(monkeypatch):
@@ -195,16 +186,11 @@ STOPS = EarlyStopping("train/last", check_on_train_epoch_end=True, stopping_thre
 )  # fmt: skip
 def test_what_processes_have_unlike_is_refused_in_each(tmp_path, model, data, callbacks, settings, complaint):
     def work(rank):
-        own = {"rounds": 1, **settings[rank]}
+        own = {"rounds": 1, "lr": 0.05, **settings[rank]}
         L.seed_everything(0, verbose=False)
-        run = trainer(
-            own.pop("rounds"),
-            [FederatedLoop(clients_per_round=4, local_steps=1), ByClient(ten_clients), *callbacks],
-            strategy="client_parallel",
-            devices=2,
-            **{name: value for name, value in own.items() if name != "lr"},
-        )
-        run.fit(model(lr=own.get("lr", 0.05)), data())
+        made = model(lr=own.pop("lr"))
+        parts = [FederatedLoop(clients_per_round=4, local_steps=1), ByClient(ten_clients), *callbacks]
+        trainer(callbacks=parts, strategy="client_parallel", devices=2, **own).fit(made, data())
 
     assert wait_for(start_ranks(2, work, tmp_path), 60) == [1, 1]
     for rank in range(2):
@@ -227,19 +213,13 @@ def test_examples_that_worker_processes_read_are_not_read_to_compare_them():
     assert run.fit_loop._data_source.first_examples() is None
 
 
-def test_processes_with_unlike_data_are_refused(monkeypatch):
-    def body(rank):
-        with refusal(rf"data.clients is {7 + rank} in process {rank} and {8 - rank}"):
-            same_start(current_team(), module(), {"seed": 1, "data.clients": 7 + rank})
-
-    on_team(monkeypatch, 2, body)
-
-
-def test_global_models_that_drift_apart_are_refused(monkeypatch):
+def test_processes_with_unlike_data_or_global_models_are_refused(monkeypatch):
     def body(rank):
         agree_on_model(current_team(), {"w": torch.ones(3)})
         with refusal(rf"processes {rank} and {1 - rank} unlike global models \(w\)"):
             agree_on_model(current_team(), {"w": torch.tensor([1.0, 1.0, 1.0 + rank * 1e-7])})
+        with refusal(rf"data.clients is {7 + rank} in process {rank} and {8 - rank}"):
+            same_start(current_team(), module(), {"seed": 1, "data.clients": 7 + rank})
 
     on_team(monkeypatch, 2, body)
 
@@ -254,15 +234,12 @@ def test_unlike_weights_are_those_of_the_first_process(monkeypatch):
             assert torch.equal(value, expected[name])
 
 
-def test_torchrun_without_the_strategy_is_refused(monkeypatch):
+def test_torchrun_or_another_strategy_is_refused_and_names_the_one_that_works(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with refusal(r"torchrun has started 2 processes.*--trainer.strategy client_parallel"):
         refuse_cut_rounds(trainer(devices=1, strategy="auto"), 0)
-
-
-def test_other_strategies_name_the_one_that_works():
     with refusal(r"--trainer.strategy client_parallel"):
         refuse_cut_rounds(trainer(devices=2, strategy="ddp_spawn"), 0)
 

@@ -30,19 +30,15 @@ class Drawing(ScriptedModel, nn.Module):
 
     def generate(self, prompts, n=1, *, seed, **others):
         self.batches.append(tuple(prompts))
-        words = [
-            hashlib.blake2b(f"{seed} {prompt}".encode(), digest_size=4).hexdigest() for prompt in prompts
-        ]
-        return [
-            [f"name a thing like {word}" if prompt.endswith(":") else f"Input: none\nResponse: {word}"]
-            for prompt, word in zip(prompts, words, strict=True)
-        ]
+        return [[self.answer(prompt, seed)] for prompt in prompts]
+
+    def answer(self, prompt, seed):
+        word = hashlib.blake2b(f"{seed} {prompt}".encode(), digest_size=4).hexdigest()
+        return f"name a thing like {word}" if prompt.endswith(":") else f"Input: none\nResponse: {word}"
 
     def free_energies(self, prompts, answers, temperature):
         self.scored.append(len(prompts))
-        return [
-            -float(len(prompt) + 3 * len(answer)) for prompt, answer in zip(prompts, answers, strict=True)
-        ]
+        return [-float(len(p) + 3 * len(answer)) for p, answer in zip(prompts, answers, strict=True)]
 
 
 SYNTHESES = {
@@ -76,9 +72,8 @@ def test_a_rounds_candidates_are_written_by_one_process_and_read_by_it_for_all(
     asked = []
 
     def synthesize(rank=0):
-        data = make_data(
-            tmp_path, tiny_model, synthesis=data_of[rank], synthesis_folder=str(tmp_path / "made")
-        )
+        folder = str(tmp_path / "made")
+        data = make_data(tmp_path, tiny_model, synthesis=data_of[rank], synthesis_folder=folder)
         data.synthesize(0, ["c0", "c1"], Scorer())
         asked.append(rank)
         return {client: [one.fields for one in own] for client, own in data._pool.candidates.items()}
@@ -129,10 +124,8 @@ def test_what_a_private_model_could_not_score_is_counted_over_all_processes(
 def test_a_generator_elsewhere_is_asked_once_for_all(monkeypatch, tmp_path):
     def augment(rank=0):
         generator = Scripted()
-        found = SelfInstruct(4, generator, batch_size=3, folder=str(tmp_path / str(size))).augment(
-            CLIENTS, [], 0
-        )
-        return found, generator.calls
+        made = SelfInstruct(4, generator, batch_size=3, folder=str(tmp_path / str(size)))
+        return made.augment(CLIENTS, [], 0), generator.calls
 
     size = 1
     alone, calls = augment()
@@ -149,9 +142,8 @@ def test_a_local_generators_batches_are_shared(monkeypatch, tiny_model):
     prompts = [f"w{number} " * (number + 1) for number in range(7)]
 
     def complete(rank=0):
-        generator = LocalGenerator(
-            tiny_model, sampling=Sampling(max_new_tokens=3), batch_size=2, device="cpu", keep_cut=True
-        )
+        sampling = Sampling(max_new_tokens=3)
+        generator = LocalGenerator(tiny_model, sampling=sampling, batch_size=2, device="cpu", keep_cut=True)
         answers = generator.complete(prompts)
         return answers, generator.usage()
 
@@ -216,10 +208,8 @@ class Random(Augmentation):
     def augment(self, clients, public, seed):
         self.calls = getattr(self, "calls", 0) + 1
         drawn = np.random.default_rng().integers(10**9)
-        return {
-            client: [Added({"instruction": f"w{drawn} {client}", "response": "y"}, None, np.float64(0.5))]
-            for client in clients
-        }
+        rows = {client: {"instruction": f"w{drawn} {client}", "response": "y"} for client in clients}
+        return {client: [Added(row, None, np.float64(0.5))] for client, row in rows.items()}
 
 
 @pytest.mark.usefixtures("any_text")

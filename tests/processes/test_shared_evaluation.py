@@ -1,11 +1,9 @@
-import json
 from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
-from plain_lightning import trainer as make_trainer
 from plain_lightning import trainer as quiet_trainer
 from thread_team import on_team
 from tiny_world import EVAL_PROMPTS, VOTES, write_rows
@@ -60,17 +58,13 @@ class Echo(L.LightningModule):
 
 
 def predict(path, dies_at=None):
-    model, data = Echo(dies_at), Prompts()
-    make_trainer(callbacks=[PredictionWriter(str(path), ["text"], ["index"])]).predict(
-        model, datamodule=data, return_predictions=False
-    )
+    model, writer = Echo(dies_at), PredictionWriter(str(path), ["text"], ["index"])
+    quiet_trainer(callbacks=[writer]).predict(model, datamodule=Prompts(), return_predictions=False)
     assert "predict_step" not in vars(model)
     return model.seen
 
 
-EXPECTED = "".join(
-    json.dumps({"index": i, "text": f"prompt {i} ü"}, ensure_ascii=False) + "\n" for i in range(11)
-)
+EXPECTED = "".join(f'{{"index": {i}, "text": "prompt {i} ü"}}\n' for i in range(11))
 
 
 @pytest.mark.parametrize(("size", "shares"), [(2, [6, 5]), (4, [4, 3, 2, 2]), (8, [2, 2, 2, 2, 2, 1, 0, 0])])
@@ -149,9 +143,8 @@ def test_scores_in_training_are_shared(monkeypatch, tiny_model, tmp_path):
     """Each prompt is answered in one process, the judge is asked by one, and all log the same."""
     votes = [row for row in toy_rows("votes", num_clients=2, votes_per_client=9) if row["choice"] != "tie"]
     pairs = write_rows(tmp_path / "pairs.jsonl", votes[:4])
-    asked = write_rows(
-        tmp_path / "asked.jsonl", [{"instruction": f"w{i}", "input": "", "response": "x"} for i in range(7)]
-    )
+    rows = [{"instruction": f"w{i}", "input": "", "response": "x"} for i in range(7)]
+    asked = write_rows(tmp_path / "asked.jsonl", rows)
     batches = []
 
     class Counted(DPOModule):
@@ -160,26 +153,17 @@ def test_scores_in_training_are_shared(monkeypatch, tiny_model, tmp_path):
             return super().generate(prompts, *args, **options)
 
     def score(rank=0):
-        folder, judge = tmp_path / f"{size}", Counting()
-        prompts = PromptDataModule(
-            source=EVAL_PROMPTS, tokenizer=tiny_model, max_tokens=128, eval_batch_size=5
-        )
+        judge = Counting()
+        prompts = PromptDataModule(EVAL_PROMPTS, tokenizer=tiny_model, max_tokens=128, eval_batch_size=5)
+        wins = WinRate(prompts, {"longer": judge}, max_new_tokens=4)
         task = Words(TaskRows(str(asked), template="{instruction}"), batch_size=2, max_new_tokens=4)
-        callbacks = [
-            WinRate(prompts, {"longer": judge}, max_new_tokens=4),
-            TaskScores({"words": task}, output=str(folder)),
-        ]
-        trainer = quiet_trainer(1, callbacks, limit_val_batches=0)
-        data = PreferenceDataModule(
-            str(pairs), view="dpo", tokenizer=tiny_model, batch_size=4, split=Split(val_share=0.0)
-        )
+        scores = TaskScores({"words": task}, output=str(tmp_path / f"{size}"))
+        trainer = quiet_trainer(1, [wins, scores], limit_val_batches=0)
+        split = Split(val_share=0.0)
+        data = PreferenceDataModule(str(pairs), view="dpo", tokenizer=tiny_model, batch_size=4, split=split)
         trainer.fit(Counted(tiny_model, lr=0.05), datamodule=data)
-        metrics = {
-            name: float(value)
-            for name, value in trainer.callback_metrics.items()
-            if name.startswith(("win_rate", "score"))
-        }
-        return metrics, judge.asked
+        logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        return {n: value for n, value in logged.items() if n.startswith(("win_rate", "score"))}, judge.asked
 
     size = 1
     alone, verdicts = score()
@@ -226,9 +210,8 @@ def test_what_the_reference_of_dpo_says_of_a_pair_is_shared_after_each_round(mon
 
     def train(rank=0):
         module = DPOModule(tiny_model, lr=0.05, lora=Lora(dropout=0.0))
-        data = PreferenceDataModule(
-            VOTES, view="dpo", tokenizer=tiny_model, batch_size=4, split=Split(val_share=0)
-        )
+        split = Split(val_share=0)
+        data = PreferenceDataModule(VOTES, view="dpo", tokenizer=tiny_model, batch_size=4, split=split)
         loop = FederatedLoop(clients_per_round=4, local_steps=2)
         quiet_trainer(3, [loop], limit_val_batches=0).fit(module, datamodule=data)
         return {name: value.tolist() for name, value in module.state_dict().items()}, module._reference

@@ -6,23 +6,21 @@ import time
 import lightning as L
 import numpy as np
 import pytest
+import split_runs
 import torch
 from fleets import make_fleet
-from lightning.pytorch.callbacks import ModelCheckpoint
-from memories import loop_with
 from peft import LoraConfig, get_peft_model
-from plain_lightning import Block, Numbers, ten_clients
+from plain_lightning import Block
 from plain_lightning import trainer as quiet_trainer
 from ranks import log_of, run_ranks, start_ranks, wait_for
-from shared_runs import files_of, newest
+from shared_runs import files_of
+from split_runs import ALONE, assert_same_visits, close, in_processes, metrics_of
 from tiny_world import HELDOUT, VOTES, fedlight, weights
 from torch import nn
 from torchmetrics import MeanSquaredError, SumMetric
 
-from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.parts.buffers import AveragedBuffers
 from fedlight.callbacks.loop.parts.dpsgd import DPSGD
-from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.aggregation import TrimmedMean
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.scaffold import Scaffold
@@ -78,74 +76,32 @@ class Layered(L.LightningModule):
         return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=0.05)
 
 
-def strategy(processes, per_client, wait=None):
-    if processes == 1:
-        return {}
-    made = ClientParallelStrategy(processes_per_client=per_client, wait_seconds=wait)
-    return {"strategy": made, "devices": processes}
-
-
-def train(
-    folder, processes, per_client, rounds=3, resumes=False, model=Layered, callbacks=(), wait=None, **settings
-):
-    """Train in this process, one of ``processes``; return the weights, the memories and the layers held here."""
-    L.seed_everything(0, verbose=False)
-    module = model()
-    loop = loop_with(**({"clients_per_round": 4, "local_steps": 2} | settings))
-    saved = ModelCheckpoint(folder / "checkpoints", filename="{epoch}", save_top_k=-1)
-    trainer = L.Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        precision="64-true",
-        default_root_dir=folder,
-        callbacks=[loop, VisitLog(), saved, *callbacks],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **strategy(processes, per_client, wait),
-    )
-    path = newest(folder) if resumes else None
-    trainer.fit(
-        module, FederatedWrapper(Numbers(), ten_clients), ckpt_path=path, weights_only=bool(path) or None
-    )
+def train(folder, shape, rounds=3, model=Layered, wait=None, **settings):
+    """Train in this process; return the weights, the memories, the number of frozen weights here, and the metrics."""
+    several = {"wait_seconds": wait}
+    module, loop, trainer = split_runs.train(folder, shape, model, rounds, several=several, **settings)
     state = {name: value.numpy() for name, value in trainer.strategy.lightning_module_state_dict().items()}
     memories = {client: loop.memory.load(client) for client in loop.clients}
     held = sum(getattr(p, "_local_tensor", p).numel() for p in module.net.parameters() if not p.requires_grad)
-    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    return state, memories, held, metrics
-
-
-def close(some, others):
-    assert some.keys() == others.keys()
-    for name in some:
-        if isinstance(some[name], dict):
-            close(some[name], others[name])
-        else:
-            np.testing.assert_allclose(some[name], others[name], rtol=1e-6, atol=1e-6, err_msg=name)
+    return state, memories, held, metrics_of(trainer)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
+    """Folder of all kinds of runs in all shapes, and what each process returns: shape -> rank -> kind."""
     root = tmp_path_factory.mktemp("runs")
 
-    def all_kinds(size, per_client):
-        return lambda rank: {
-            name: train(root / f"{name}_{size}_{per_client}", size, per_client, **make())
-            for name, make in KINDS.items()
-        }
+    def all_kinds(shape):
+        return {name: train(root / f"{name}_{shape}", shape, **make()) for name, make in KINDS.items()}
 
-    shapes = ((1, 1), *SHAPES)
-    return root, {
-        shape: run_ranks(shape[0], all_kinds(*shape), root / f"logs{shape}", 240) for shape in shapes
-    }
+    return root, {shape: in_processes(shape, all_kinds, root) for shape in (ALONE, *SHAPES)}
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", KINDS)
 def test_every_process_ends_with_what_one_process_ends_with(runs, name, shape):
     root, results = runs
-    alone, memories, held, metrics = results[1, 1][0][name]
-    theirs = files_of(root / f"{name}_1_1")["visits.csv"]
+    alone, memories, held, metrics = results[ALONE][0][name]
     for rank in range(shape[0]):
         state, kept, part, values = results[shape][rank][name]
         close(state, alone)
@@ -154,24 +110,15 @@ def test_every_process_ends_with_what_one_process_ends_with(runs, name, shape):
         assert part < held * (0.85 if shape[1] == 2 else 0.7)  # the layers alone are split
         first = results[shape][0][name][0]
         assert all((state[weight] == first[weight]).all() for weight in state)
-    ours = files_of(root / f"{name}_{shape[0]}_{shape[1]}")["visits.csv"]
-    losses, expected = ([float(row.pop("loss")) for row in rows] for rows in (ours, theirs))
-    np.testing.assert_allclose(losses, expected, rtol=1e-6)
-    assert ours == theirs
+    assert_same_visits(*(files_of(root / f"{name}_{each}")["visits.csv"] for each in (shape, ALONE)))
 
 
-@pytest.mark.parametrize("first", [(1, 1), (2, 2)], ids=str)
-def test_a_run_goes_on_with_other_numbers(runs, tmp_path, first):
-    _, results = runs
-    then = (2, 2) if first == (1, 1) else (1, 1)
+@pytest.mark.parametrize(("first", "then"), [(ALONE, (2, 2)), ((2, 2), ALONE)], ids=str)
+def test_a_run_goes_on_with_other_numbers(runs, tmp_path, first, then):
     settings = KINDS["scaffold"]
-    for shape, how in ((first, {"rounds": 2}), (then, {"resumes": True})):
-        ended = run_ranks(
-            shape[0],
-            lambda rank, shape=shape, how=how: train(tmp_path, *shape, **settings(), **how),
-            tmp_path / f"{shape}",
-        )
-    close(ended[0][0], results[1, 1][0]["scaffold"][0])
+    in_processes(first, lambda shape: train(tmp_path, shape, rounds=2, **settings()), tmp_path)
+    ended = in_processes(then, lambda shape: train(tmp_path, shape, resumes=True, **settings()), tmp_path)
+    close(ended[0][0], runs[1][ALONE][0]["scaffold"][0])
 
 
 COMMANDS = {
@@ -204,6 +151,12 @@ def command(name, model, folder, *more):
     ]
 
 
+def commanded(number, folder, arguments):
+    outcomes = run_ranks(number, lambda rank: vars(fedlight(*arguments)), folder.with_suffix(".logs"))
+    assert [outcome["code"] for outcome in outcomes] == [0] * number, outcomes[0]["err"]
+    return outcomes
+
+
 IN_TWO = (
     *("--trainer.strategy=fedlight.ClientParallelStrategy", "--trainer.strategy.processes_per_client=2"),
     "--trainer.devices=2",
@@ -213,11 +166,7 @@ IN_TWO = (
 @pytest.mark.parametrize("name", COMMANDS)
 def test_language_models_are_tuned_as_in_one_process(tiny_model, tmp_path, name):
     for label, number, more in (("one", 1, ()), ("two", 2, IN_TWO)):
-        arguments = command(name, tiny_model, tmp_path / label, *more)
-        outcomes = run_ranks(
-            number, lambda rank, arguments=arguments: vars(fedlight(*arguments)), tmp_path / f"{label}_logs"
-        )
-        assert [outcome["code"] for outcome in outcomes] == [0] * number, outcomes[0]["err"]
+        outcomes = commanded(number, tmp_path / label, command(name, tiny_model, tmp_path / label, *more))
     one, two = (weights(tmp_path / label) for label in ("one", "two"))
     assert one.keys() == two.keys()
     for key in one:
@@ -234,12 +183,7 @@ def test_predictions_are_written_once(tiny_model, tmp_path):
     written = {}
     for label, number, more in (("one", 1, ()), ("four", 4, (*IN_TWO[:2], "--trainer.devices=4"))):
         folder = f"--trainer.default_root_dir={tmp_path / label}"
-        outcomes = run_ranks(
-            number,
-            lambda rank, more=(folder, *more): vars(fedlight(*arguments, *more)),
-            tmp_path / f"{label}_logs",
-        )
-        assert outcomes[0]["code"] == 0, outcomes[0]["err"]
+        commanded(number, tmp_path / label, [*arguments, folder, *more])
         [file] = (tmp_path / label).rglob("*.jsonl")
         written[label] = file.read_text()
     assert written["one"] == written["four"]
@@ -283,7 +227,7 @@ class Hangs(Dies):
 )
 def test_a_lost_process_ends_the_round_of_its_client_with_one_line(tmp_path, model, named):
     wait = 4.0 if model is Hangs else None
-    children = start_ranks(4, lambda rank: train(tmp_path, 4, 2, model=model, wait=wait), tmp_path / "logs")
+    children = start_ranks(4, lambda rank: train(tmp_path, (4, 2), model=model, wait=wait), tmp_path / "logs")
     codes = wait_for([children[0], *children[2:]], 45)
     wait_for([children[1]], 0)  # which may hang still
     assert codes == [1, 1, 1]
@@ -345,14 +289,14 @@ class Counts(L.Callback):
 
 @pytest.mark.parametrize("model", [Experts, Noisy])
 def test_rows_that_reach_unlike_weights_and_draws_between_steps(tmp_path, model):
-    def work(number):
+    def work(shape):
         counts = Counts()
-        folder = tmp_path / f"{number}"
-        state, *_ = train(folder, number, number, model=model, local_steps=None, callbacks=[counts])
+        folder = tmp_path / f"{shape}"
+        state, *_ = train(folder, shape, model=model, local_steps=None, callbacks=[counts])
         return state, counts.counted
 
-    [(alone, expected)] = run_ranks(1, lambda rank: work(1), tmp_path / "logs1")
-    for state, counted in run_ranks(2, lambda rank: work(2), tmp_path / "logs2"):
+    [(alone, expected)] = in_processes(ALONE, work, tmp_path)
+    for state, counted in in_processes((2, 2), work, tmp_path):
         close(state, alone)
         assert counted == expected
         assert counted[1] == 120
@@ -369,60 +313,38 @@ class Thaws(Layered):
 
     def on_fit_start(self):
         self.net.requires_grad_(True)
-        self.trainer.optimizers[0].add_param_group(
-            {"params": [self.net.base_model.model.layers[0].inner.base_layer.weight]}
-        )
+        weight = self.net.base_model.model.layers[0].inner.base_layer.weight
+        self.trainer.optimizers[0].add_param_group({"params": [weight]})
 
 
 @pytest.mark.parametrize(
     ("how", "complaint"),
     [
+        (lambda folder: {"model": ByToken, "local_steps": 8}, r"mean over its rows .*: ByToken has to"),
+        (lambda folder: {"model": Skips}, r"Skips.training_step returned None for a part of a batch's rows"),
+        (lambda folder: {"model": Thaws}, r"the optimizer holds .*base_layer.weight, which was frozen when"),
         (
-            {"model": ByToken, "local_steps": 8},
-            r"mean over its rows .*: ByToken has to return the mean over the rows",
+            lambda folder: {"fleet": make_fleet(folder, slow={})},
+            "a fleet emulates small.*processes_per_client",
         ),
-        ({"model": Skips}, r"Skips.training_step returned None for a part of a batch's rows"),
-        (
-            {"model": Thaws},
-            r"the optimizer holds .*base_layer.weight, which was frozen when its layer was split",
-        ),
-        (
-            {"fleet": lambda folder: make_fleet(folder, slow={})},
-            "a fleet emulates small devices.*, or set trainer.strategy.processes_per_client=1",
-        ),
-        (
-            {"parts": lambda folder: [DPSGD(1.0, noise_multiplier=1.0, delta=0.001)]},
-            "DPSGD adds noise to the gradient",
-        ),
-        (
-            {"parts": lambda folder: [AveragedBuffers()]},
-            "AveragedBuffers needs the statistics of whole batches",
-        ),
+        (lambda folder: {"parts": [DPSGD(1.0, 1.0, delta=0.001)]}, "DPSGD adds noise to the gradient"),
+        (lambda folder: {"parts": [AveragedBuffers()]}, "AveragedBuffers needs the statistics of whole"),
     ],
     ids=["by_token", "skips", "thaws", "fleet", "dpsgd", "buffers"],
 )
 def test_what_cannot_be_split_is_refused_in_every_process(tmp_path, how, complaint):
-    def tried(rank):
-        settings = {
-            name: value(tmp_path) if name in ("fleet", "parts") else value for name, value in how.items()
-        }
+    def tried(shape):
         with pytest.raises(ValueError, match=complaint):
-            train(tmp_path, 2, 2, **settings)
+            train(tmp_path, shape, **how(tmp_path))
 
-    run_ranks(2, tried, tmp_path / "logs")
+    in_processes((2, 2), tried, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
-        (
-            "--model.base=nf4",
-            "is quantized (uint8), and torch cannot split it: load the base without quantization",
-        ),
-        (
-            "--federated.clients_at_once=2",
-            "clients side by side share a batch: set --federated.clients_at_once 1, or set trainer.strategy",
-        ),
+        ("--model.base=nf4", "is quantized (uint8), and torch cannot split it: load the base without quan"),
+        ("--federated.clients_at_once=2", "share a batch: set --federated.clients_at_once 1, or set tra"),
     ],
     ids=["nf4", "clients_at_once"],
 )
@@ -436,5 +358,7 @@ def test_settings_of_language_models_are_refused(tiny_model, tmp_path, setting, 
 def test_numbers_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="processes_per_client=0"):
         ClientParallelStrategy(processes_per_client=0)
+    with pytest.raises(ValueError, match=r"split_trained=true .*processes_per_client to 2 or more"):
+        ClientParallelStrategy(split_trained=True)
     with pytest.raises(ValueError, match="3 processes cannot train each client in groups of"):
-        quiet_trainer(1, **strategy(3, 2))
+        quiet_trainer(1, strategy=ClientParallelStrategy(processes_per_client=2), devices=3)

@@ -1,18 +1,15 @@
 """Full fine-tuning of clients in several processes, of which each trains and sends on its part of the weights."""
 
 import lightning as L
-import numpy as np
 import pytest
+import split_runs
 import torch
-from memories import loop_with
-from plain_lightning import Block, Numbers, ten_clients
-from ranks import run_ranks
-from shared_runs import files_of, newest
+from plain_lightning import Block
+from shared_runs import files_of
+from split_runs import ALONE, assert_same_visits, close, in_processes, metrics_of
 from torch import nn
 
-from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.callbacks.loop.parts.limits import Limits
-from fedlight.datamodules.federated.by_client import FederatedWrapper
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.algorithms.scaffold import Scaffold
@@ -20,7 +17,6 @@ from fedlight.federation.byzantine.whole_updates import Krum
 from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import TopK
 from fedlight.federation.server import FedAdam
-from fedlight.processes.strategy import ClientParallelStrategy
 
 pytestmark = [
     pytest.mark.slow,  # teams of processes
@@ -119,86 +115,42 @@ class Explodes(Tuned):
         self.layers[2].client = client_id
 
 
+CLIPPED = {"gradient_clip_val": 0.05, "accumulate_grad_batches": 2}
 KINDS = {
     "fedavg": lambda: {"local_steps": None},
     "fedprox": lambda: {"algorithm": FedProx(mu=0.3)},
     "median": lambda: {"aggregation": CoordinateMedian()},
     "trimmed": lambda: {"aggregation": TrimmedMean(0.25)},
-    "clipped": lambda: {"clip": 0.05, "local_steps": 4, "accumulate": 2, "model": Momentum},
+    "clipped": lambda: {"options": CLIPPED, "local_steps": 4, "model": Momentum},
     "limits": lambda: {"limits": Limits(norm=1.0, enforce=True)},
     "partly": lambda: {"model": PartlyFrozen},
 }
 
 
-def train(
-    folder,
-    processes,
-    per_client,
-    rounds=2,
-    resumes=False,
-    model=Tuned,
-    clip=None,
-    accumulate=1,
-    callbacks=(),
-    **settings,
-):
-    """Train in this process; return the whole weights, numbers of trained and received weights here, and metrics."""
-    L.seed_everything(0, verbose=False)
-    module = model()
-    loop = loop_with(**({"clients_per_round": 4, "local_steps": 2} | settings))
-    several = {}
-    if processes > 1:
-        made = ClientParallelStrategy(processes_per_client=per_client, split_trained=per_client > 1)
-        several = {"strategy": made, "devices": processes}
-    saved = L.pytorch.callbacks.ModelCheckpoint(folder / "checkpoints", filename="{epoch}", save_top_k=-1)
-    trainer = L.Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        precision="64-true",
-        default_root_dir=folder,
-        gradient_clip_val=clip,
-        accumulate_grad_batches=accumulate,
-        callbacks=[loop, VisitLog(), saved, *callbacks],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **several,
-    )
-    path = newest(folder) if resumes else None
-    trainer.fit(
-        module, FederatedWrapper(Numbers(), ten_clients), ckpt_path=path, weights_only=bool(path) or None
-    )
-    state = trainer.strategy.lightning_module_state_dict()
+def train(folder, shape, rounds=2, model=Tuned, **settings):
+    """Train in this process; return the whole weights, the number of received weights here, and the metrics."""
+    several = {"split_trained": shape[1] > 1}
+    _, loop, trainer = split_runs.train(folder, shape, model, rounds, several=several, **settings)
     held = sum(value.numel() for value in loop._run.state.values())
-    return state, held, {name: float(value) for name, value in trainer.callback_metrics.items()}
-
-
-def close(some, others):
-    assert some.keys() == others.keys()
-    for name in some:
-        np.testing.assert_allclose(some[name], others[name], rtol=1e-6, atol=1e-6, err_msg=name)
+    return trainer.strategy.lightning_module_state_dict(), held, metrics_of(trainer)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
+    """Folder of all kinds of runs in all shapes, and what each process returns: shape -> rank -> kind."""
     root = tmp_path_factory.mktemp("runs")
-    shapes = ((1, 1), *SHAPES)
 
     def all_kinds(shape):
-        return lambda rank: {
-            name: train(root / f"{name}_{shape}", *shape, **make()) for name, make in KINDS.items()
-        }
+        return {name: train(root / f"{name}_{shape}", shape, **make()) for name, make in KINDS.items()}
 
-    return root, {
-        shape: run_ranks(shape[0], all_kinds(shape), root / f"logs{shape}", 240) for shape in shapes
-    }
+    return root, {shape: in_processes(shape, all_kinds, root) for shape in (ALONE, *SHAPES)}
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", KINDS)
 def test_parts_end_as_whole_weights_do(runs, name, shape):
     root, results = runs
-    [(alone, held, metrics)] = [ended[name] for ended in results[1, 1]]
+    [(alone, held, metrics)] = [ended[name] for ended in results[ALONE]]
     close(results[shape][0][name][0], alone)
     layer = "layers.2.inner.weight"
     for rank, ended in enumerate(results[shape]):
@@ -209,51 +161,37 @@ def test_parts_end_as_whole_weights_do(runs, name, shape):
         split = number if name == "partly" else 3 * number
         rows, total = -(-8 // shape[1]), held - split
         assert total + split * rows / 8 >= part >= total
-    ours, expected = (files_of(root / f"{name}_{each}")["visits.csv"] for each in (shape, (1, 1)))
-    for one, other in zip(ours, expected, strict=True):
-        np.testing.assert_allclose(float(one.pop("loss")), float(other.pop("loss")), rtol=1e-6)
-    assert ours == expected  # their bytes too
+    assert_same_visits(*(files_of(root / f"{name}_{each}")["visits.csv"] for each in (shape, ALONE)))
 
 
-@pytest.mark.parametrize(("first", "then"), [((1, 1), (2, 2)), ((4, 2), (1, 1))], ids=str)
+@pytest.mark.parametrize(("first", "then"), [(ALONE, (2, 2)), ((4, 2), ALONE)], ids=str)
 def test_a_run_goes_on_with_other_numbers(runs, tmp_path, first, then):
-    for shape, how in ((first, {"rounds": 1}), (then, {"resumes": True})):
-        ended = run_ranks(
-            shape[0],
-            lambda rank, shape=shape, how=how: train(tmp_path, *shape, local_steps=None, **how),
-            tmp_path / f"{shape}",
-        )
-    close(ended[0][0], runs[1][1, 1][0]["fedavg"][0])
+    in_processes(first, lambda shape: train(tmp_path, shape, rounds=1, local_steps=None), tmp_path)
+    ended = in_processes(then, lambda shape: train(tmp_path, shape, resumes=True, local_steps=None), tmp_path)
+    close(ended[0][0], runs[1][ALONE][0]["fedavg"][0])
 
 
 @pytest.mark.parametrize("model", [Tied, FrozenInBetween])
 def test_layers_that_share_weights_or_are_frozen_later_train_as_in_one_process(tmp_path, model):
     alone, shared = (
-        run_ranks(
-            shape[0],
-            lambda rank, shape=shape: train(tmp_path / f"{shape}", *shape, model=model),
-            tmp_path / f"logs{shape}",
-        )[0]
-        for shape in ((1, 1), (2, 2))
+        in_processes(shape, lambda shape: train(tmp_path / f"{shape}", shape, model=model), tmp_path)[0]
+        for shape in (ALONE, (2, 2))
     )
     close(shared[0], alone[0])
     close(shared[2], alone[2])
 
 
 def test_a_client_that_diverges_in_one_part_is_left_out_in_all(tmp_path):
-    ended = {}
-    for shape in ((1, 1), (2, 2)):
+    def work(shape):
         folder = tmp_path / f"{shape}"
-        ended[shape] = run_ranks(
-            shape[0],
-            lambda rank, shape=shape, folder=folder: train(
-                folder, *shape, rounds=1, model=Explodes, clients_per_round=10, local_steps=1
-            ),
-            tmp_path / f"logs{shape}",
-        )
-        reasons = {row["client"] for row in files_of(folder)["visits.csv"] if row["reason"] == "diverged"}
-        assert reasons == {"c1"}
-    close(ended[2, 2][0][0], ended[1, 1][0][0])
+        return train(folder, shape, rounds=1, model=Explodes, clients_per_round=10, local_steps=1)
+
+    ended = []
+    for shape in (ALONE, (2, 2)):
+        ended += in_processes(shape, work, tmp_path)
+        rows = files_of(tmp_path / f"{shape}")["visits.csv"]
+        assert {row["client"] for row in rows if row["reason"] == "diverged"} == {"c1"}
+    close(ended[1][0], ended[0][0])
 
 
 class OwnRule(torch.optim.SGD):
@@ -301,36 +239,22 @@ class Unlisted(Tuned):
 @pytest.mark.parametrize(
     ("how", "complaint"),
     [
-        ({"algorithm": lambda: Scaffold()}, "Scaffold sees whole weights"),
-        ({"aggregation": lambda: Krum(0.2), "clients_per_round": 6}, "aggregation=Krum sees whole"),
-        ({"server": lambda: FedAdam()}, "server=FedAdam sees whole weights"),
-        ({"channel": lambda: Wire(up=TopK(0.5))}, "channel=Wire with codecs sees whole weights"),
-        ({"callbacks": lambda: [SeesUploads()]}, "SeesUploads.on_upload sees whole weights"),
-        ({"model": SeesGradients}, "SeesGradients.on_before_optimizer_step sees whole weights"),
-        ({"model": ClearsGradients}, "ClearsGradients.optimizer_zero_grad sees whole weights"),
-        (
-            {"callbacks": lambda: [ClipsGradients()]},
-            "ClipsGradients.on_before_optimizer_step sees whole weights",
-        ),
-        ({"model": HooksGradients}, "a hook on the gradient of inner.weight in Block would never be called"),
-        ({"model": Unlike}, "OwnRule may look at whole weights"),
-        (
-            {"model": Unlisted},
-            r"Unlisted has no repeated layer \(nn.ModuleList\) whose weights are all trained",
-        ),
+        (lambda: {"algorithm": Scaffold()}, "Scaffold sees whole weights"),
+        (lambda: {"aggregation": Krum(0.2), "clients_per_round": 6}, "aggregation=Krum sees whole"),
+        (lambda: {"server": FedAdam()}, "server=FedAdam sees whole weights"),
+        (lambda: {"channel": Wire(up=TopK(0.5))}, "channel=Wire with codecs sees whole weights"),
+        (lambda: {"callbacks": [SeesUploads()]}, "SeesUploads.on_upload sees whole weights"),
+        (lambda: {"model": SeesGradients}, "SeesGradients.on_before_optimizer_step sees whole weights"),
+        (lambda: {"model": ClearsGradients}, "ClearsGradients.optimizer_zero_grad sees whole weights"),
+        (lambda: {"callbacks": [ClipsGradients()]}, "ClipsGradients.on_before_optimizer_step sees whole"),
+        (lambda: {"model": HooksGradients}, "a hook on the gradient of inner.weight in Block would never"),
+        (lambda: {"model": Unlike}, "OwnRule may look at whole weights"),
+        (lambda: {"model": Unlisted}, r"Unlisted has no repeated layer \(nn.ModuleList\) whose weights are"),
     ],
 )
 def test_what_needs_whole_weights_is_refused_in_every_process(tmp_path, how, complaint):
-    def tried(rank):
-        settings = {
-            name: value() if name != "model" and callable(value) else value for name, value in how.items()
-        }
+    def tried(shape):
         with pytest.raises(ValueError, match=f"{complaint}.*split_trained=false"):
-            train(tmp_path, 2, 2, **settings)
+            train(tmp_path, shape, **how())
 
-    run_ranks(2, tried, tmp_path / "logs")
-
-
-def test_weights_of_one_process_cannot_be_split():
-    with pytest.raises(ValueError, match=r"split_trained=true .*processes_per_client to 2 or more"):
-        ClientParallelStrategy(split_trained=True)
+    in_processes((2, 2), tried, tmp_path)

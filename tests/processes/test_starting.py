@@ -21,21 +21,21 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
 TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": lambda rank: "none",
-    "RANK": str,
-    "LOCAL_RANK": str,
-    "LOCAL_WORLD_SIZE": lambda rank: "2",
-    "WORLD_SIZE": lambda rank: "2",
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "{rank}",
+    "LOCAL_RANK": "{rank}",
+    "LOCAL_WORLD_SIZE": "2",
+    "WORLD_SIZE": "2",
 }
 SLURM = {
-    "SLURM_NTASKS": lambda rank: "2",
-    "SLURM_NTASKS_PER_NODE": lambda rank: "1",
-    "SLURM_NNODES": lambda rank: "2",
-    "SLURM_PROCID": str,
-    "SLURM_NODEID": str,
-    "SLURM_LOCALID": lambda rank: "0",
-    "SLURM_JOB_NAME": lambda rank: "train",
-    "SLURM_JOB_ID": lambda rank: "17",
+    "SLURM_NTASKS": "2",
+    "SLURM_NTASKS_PER_NODE": "1",
+    "SLURM_NNODES": "2",
+    "SLURM_PROCID": "{rank}",
+    "SLURM_NODEID": "{rank}",
+    "SLURM_LOCALID": "0",
+    "SLURM_JOB_NAME": "train",
+    "SLURM_JOB_ID": "17",
 }
 
 
@@ -46,7 +46,7 @@ def test_the_environment_says_how_many_processes_there_are(tmp_path, place):
     def work(rank):
         for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE"):
             os.environ.pop(name, None)
-        os.environ.update({name: value(rank) for name, value in place.items()})
+        os.environ.update({name: value.format(rank=rank) for name, value in place.items()})
         loop = FederatedLoop(clients_per_round=3, local_steps=1)
         run = trainer(1, [loop, ByClient(ten_clients)], strategy="client_parallel", devices=1)
         run.fit(module(), Numbers())
@@ -60,33 +60,36 @@ def test_the_environment_says_how_many_processes_there_are(tmp_path, place):
 REMEDY = "start again from the newest checkpoint"
 
 
-class Deadly:
-    """Has a process do something at the end of its second visit of round 2."""
+def in_its_second_visit(monkeypatch, rank, what):
+    """Have a process do something at the end of its second visit of round 2."""
+    original = Ranks.visited
 
-    def __init__(self, monkeypatched, rank, what):
-        original = Ranks.visited
+    def visited(ranks, run):
+        original(ranks, run)
+        if ranks._team.rank == rank and run.round_idx == 1:
+            what()
 
-        def visited(ranks, run):
-            original(ranks, run)
-            if ranks._team.rank == rank and run.round_idx == 1:
-                what()
-
-        monkeypatched.setattr(Ranks, "visited", visited)
+    monkeypatch.setattr(Ranks, "visited", visited)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_when_one_is_killed_the_other_ends_and_the_rerun_ends_alike(tmp_path, monkeypatch, rank):
-    name = "scaffold"
+@pytest.mark.parametrize(("size", "rank"), [(2, 0), (2, 1), (4, 3)])
+def test_when_one_is_killed_the_others_end_and_the_rerun_on_two_ends_alike(tmp_path, monkeypatch, size, rank):
+    name = "scaffold"  # with memories on disk, of which process 0 alone keeps those of the checkpoint
     with monkeypatch.context() as patched:
-        Deadly(patched, rank, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        in_its_second_visit(patched, rank, lambda: os.kill(os.getpid(), signal.SIGKILL))
         began = time.monotonic()
-        children = start_ranks(2, lambda rank: train(name, tmp_path, "killed", 2), tmp_path / "logs")
-        codes = wait_for(children, 60)
-        assert time.monotonic() - began < 30
-    assert codes == ([-signal.SIGKILL, 1] if rank == 0 else [1, -signal.SIGKILL])
-    last = log_of(tmp_path / "logs", 1 - rank).strip().splitlines()[-1]
-    who = "process 1 is gone" if rank else "process 0 or another one has ended (see the output of process 0)"
-    assert last == f"ConnectionError: {who}, so process {1 - rank} ends too: {REMEDY}"
+        children = start_ranks(size, lambda rank: train(name, tmp_path, "killed", size), tmp_path / "logs")
+        codes = wait_for(children, 60 * size / 2)
+        assert time.monotonic() - began < 30 * size / 2
+    assert codes == [-signal.SIGKILL if own == rank else 1 for own in range(size)]
+    if size == 2:
+        last = log_of(tmp_path / "logs", 1 - rank).strip().splitlines()[-1]
+        who = (
+            "process 1 is gone"
+            if rank
+            else "process 0 or another one has ended (see the output of process 0)"
+        )
+        assert last == f"ConnectionError: {who}, so process {1 - rank} ends too: {REMEDY}"
     (alone,) = run_ranks(1, lambda _: train(name, tmp_path, "alone", 1), tmp_path / "logs_alone")
     found = run_ranks(2, lambda _: train(name, tmp_path, "killed", 2, resumes=True), tmp_path / "logs_then")
     assert found == [alone, alone]
@@ -94,23 +97,12 @@ def test_when_one_is_killed_the_other_ends_and_the_rerun_ends_alike(tmp_path, mo
     assert visits[0] == visits[1]
 
 
-def test_a_run_of_four_processes_that_is_killed_ends_alike_on_two(tmp_path, monkeypatch):
-    name = "scaffold"  # with memories on disk, of which process 0 alone keeps those of the checkpoint
-    with monkeypatch.context() as patched:
-        Deadly(patched, 3, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        children = start_ranks(4, lambda rank: train(name, tmp_path, "killed", 4), tmp_path / "logs")
-        assert wait_for(children, 120) == [1, 1, 1, -signal.SIGKILL]
-    (alone,) = run_ranks(1, lambda _: train(name, tmp_path, "alone", 1), tmp_path / "logs_alone")
-    found = run_ranks(2, lambda _: train(name, tmp_path, "killed", 2, resumes=True), tmp_path / "logs_then")
-    assert found == [alone, alone]
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_one_is_stopped_the_other_ends_and_names_it(tmp_path, monkeypatch, rank):
     """The kernel answers for a stopped process, so its connections stay; a bounded wait ends."""
     monkeypatch.setattr(joining, "FOR_EVER", timedelta(seconds=4))
     monkeypatch.setattr(joining, "GRACE_SECONDS", 0.5)
-    Deadly(monkeypatch, rank, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    in_its_second_visit(monkeypatch, rank, lambda: os.kill(os.getpid(), signal.SIGSTOP))
     children = start_ranks(2, lambda rank: train("fedavg", tmp_path, "stopped", 2), tmp_path / "logs")
     try:
         assert wait_for([children[1 - rank]], 60) == [1]
@@ -210,38 +202,12 @@ def test_when_one_fails_the_other_ends_with_its_reason(tmp_path, monkeypatch):
     def fail():
         raise RuntimeError("out of paper")
 
-    Deadly(monkeypatch, 1, fail)
-    codes = wait_for(
-        start_ranks(2, lambda rank: train("fedavg", tmp_path, "failed", 2), tmp_path / "logs"), 60
-    )
-    assert codes == [1, 1]
-    assert "RuntimeError: out of paper" in log_of(tmp_path / "logs", 1)
-    assert "process 1 has failed (RuntimeError: out of paper), so process 0 ends too" in log_of(
-        tmp_path / "logs", 0
-    )
-
-
-def test_what_training_steps_log_is_said_to_be_of_one_process(tmp_path):
-    def work(rank):
-        class Logging(type(module())):
-            def training_step(self, batch, batch_idx):
-                loss = super().training_step(batch, batch_idx)
-                self.log("train/loss", loss, on_epoch=True)
-                return loss
-
-        run = trainer(
-            2,
-            [FederatedLoop(clients_per_round=3, local_steps=1), ByClient(ten_clients)],
-            strategy="client_parallel",
-            devices=2,
-        )
-        L.seed_everything(0, verbose=False)
-        run.fit(Logging(), Numbers())
-
-    run_ranks(2, work, tmp_path)
-    said = "train/loss: training_step logs it, so under trainer.strategy=client_parallel it is of the clients"
-    assert log_of(tmp_path, 0).count(said) == 1
-    assert said not in log_of(tmp_path, 1)
+    in_its_second_visit(monkeypatch, 1, fail)
+    children = start_ranks(2, lambda rank: train("fedavg", tmp_path, "failed", 2), tmp_path / "logs")
+    assert wait_for(children, 60) == [1, 1]
+    said = "process 1 has failed (RuntimeError: out of paper), so process 0 ends too"
+    for rank, text in ((0, said), (1, "RuntimeError: out of paper")):
+        assert text in log_of(tmp_path / "logs", rank)
 
 
 class Norms(L.Callback):
@@ -280,11 +246,11 @@ def test_a_callback_that_gathers_uploads_finds_those_of_all_clients(tmp_path):
 
 
 class Warming(Regression):
-    """Counts its batches, which run on through clients."""
+    """Counts its batches, which run on through clients unless it starts anew, and may log in its steps."""
 
-    def __init__(self, reset):
+    def __init__(self, reset, logs):
         super().__init__()
-        self.batches, self.marked = 0, "kept"
+        self.batches, self.marked, self.logs = 0, "kept", logs
         if reset:
             self.on_visit_start = self.start_anew
 
@@ -293,22 +259,27 @@ class Warming(Regression):
 
     def training_step(self, batch, batch_idx):
         self.batches += 1
-        return super().training_step(batch, batch_idx) * (1 + 0.01 * self.batches)
+        loss = super().training_step(batch, batch_idx) * (1 + 0.01 * self.batches)
+        if self.logs:
+            self.log("train/loss", loss, on_epoch=True)
+        return loss
 
 
-@pytest.mark.parametrize("reset", [False, True])
-def test_an_attribute_that_runs_on_through_clients_is_said_once(tmp_path, reset):
+@pytest.mark.parametrize("is_said", [False, True])
+def test_what_each_process_has_of_its_own_is_said_once(tmp_path, is_said):
+    """What training steps log, and an attribute that runs on through clients."""
+
     def work(rank):
-        run = trainer(
-            2,
-            [FederatedLoop(clients_per_round=4, local_steps=2), ByClient(ten_clients)],
-            strategy="client_parallel",
-            devices=2,
-        )
+        callbacks = [FederatedLoop(clients_per_round=4, local_steps=2), ByClient(ten_clients)]
+        run = trainer(2, callbacks, strategy="client_parallel", devices=2)
         L.seed_everything(0, verbose=False)
-        run.fit(Warming(reset), Numbers())
+        run.fit(Warming(reset=not is_said, logs=is_said), Numbers())
 
     run_ranks(2, work, tmp_path)
-    said = "Warming's batches: visits change it, and each process of trainer.strategy=client_parallel has its own."
-    assert [log_of(tmp_path, rank).count(said) for rank in range(2)] == [0 if reset else 1, 0]
-    assert "Warming's" not in log_of(tmp_path, 0).replace(said, "")
+    logged = (
+        "train/loss: training_step logs it, so under trainer.strategy=client_parallel it is of the clients"
+    )
+    kept = "Warming's batches: visits change it, and each process of trainer.strategy=client_parallel has its own."
+    for said in (logged, kept):
+        assert [log_of(tmp_path, rank).count(said) for rank in range(2)] == [int(is_said), 0]
+    assert "Warming's" not in log_of(tmp_path, 0).replace(kept, "")

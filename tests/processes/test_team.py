@@ -16,20 +16,24 @@ def run_team(monkeypatch):
     return lambda size, work: on_team(monkeypatch, size, lambda rank: work(current_team()))
 
 
-def test_each_gets_the_values_of_all_in_the_order_of_the_ranks(run_team):
+def test_each_gets_the_values_of_all_in_the_order_of_the_ranks_and_that_of_the_first(run_team):
     def work(team):
-        return team.gather({"rank": team.rank, "list": [None, "a", (1, 2.5)], "set": {3}})
+        gathered = team.gather({"rank": team.rank, "list": [None, "a", (1, 2.5)], "set": {3}})
+        return gathered, team.broadcast(f"of {team.rank}")
 
     expected = [{"rank": r, "list": [None, "a", (1, 2.5)], "set": {3}} for r in range(3)]
-    assert run_team(3, work) == [expected] * 3
+    assert run_team(3, work) == [(expected, "of 0")] * 3
 
 
-def test_floats_and_tensors_arrive_bit_by_bit(run_team):
+def test_floats_and_tensors_arrive_bit_by_bit_as_copies(run_team):
     numbers = [0.1, -0.0, math.inf, 5e-324]
     values = torch.tensor([*numbers, math.nan], dtype=torch.float64)
-    found = run_team(2, lambda team: team.gather((numbers, values)))[1][0]
-    assert [number.hex() for number in found[0]] == [number.hex() for number in numbers]
-    assert torch.equal(found[1].view(torch.int64), values.view(torch.int64))
+    sent = values.clone()
+    for (found, copied), _ in run_team(2, lambda team: team.gather((numbers, sent))):
+        assert [number.hex() for number in found] == [number.hex() for number in numbers]
+        assert torch.equal(copied.view(torch.int64), values.view(torch.int64))
+        copied.zero_()
+    assert torch.equal(sent.view(torch.int64), values.view(torch.int64))
 
 
 def test_a_view_is_sent_without_the_storage_behind_it():
@@ -42,17 +46,6 @@ def test_a_view_is_sent_without_the_storage_behind_it():
 
     assert Team(0, 2, exchange).gather({"row": large[7:9]})[1]["row"].tolist() == [0.0, 0.0]
     assert sizes[0] < 10_000
-
-
-def test_gathered_tensors_are_copies(run_team):
-    own = torch.ones(3)
-    for found in run_team(2, lambda team: team.gather(own)):
-        found[0].zero_()
-    assert own.tolist() == [1.0, 1.0, 1.0]
-
-
-def test_broadcast_gives_the_value_of_the_first(run_team):
-    assert run_team(3, lambda team: team.broadcast(f"of {team.rank}")) == ["of 0"] * 3
 
 
 def test_processes_at_different_places_notice_it(run_team):
@@ -69,6 +62,7 @@ def test_alone_there_is_nothing_to_exchange():
     assert ALONE.gather(value)[0] is value
     assert ALONE.broadcast(value) is value
     assert (ALONE.rank, ALONE.size) == (0, 1)
+    assert [value for message in ALONE.gather_each(iter([1, "a"])) for value in message[0]] == [1, "a"]
 
 
 def test_the_current_team_is_that_of_the_run():
@@ -85,9 +79,6 @@ def test_the_current_team_is_that_of_the_run():
 def test_a_rank_outside_of_the_team_is_refused(rank, size):
     with refusal(rf"rank={rank} must be in \[0, {size}\)"):
         Team(rank, size, lambda data: [data])
-
-
-def test_a_team_of_several_needs_a_way():
     with refusal("2 processes needs a way"):
         Team(0, 2)
 
@@ -97,6 +88,9 @@ def test_work_is_shared_out_longest_first():
     ranks = share(costs, 3)
     loads = [sum(cost for cost, rank in zip(costs, ranks, strict=True) if rank == r) for r in range(3)]
     assert sorted(loads) == [10.0, 10.0, 11.0]  # 31 in all: no split is more even
+    assert share([1.0] * 5, 2) == [0, 1, 0, 1, 0]
+    assert share([2.0], 4) == [0]
+    assert share([], 2) == []
 
 
 def test_a_share_is_at_most_four_thirds_of_the_best():
@@ -112,12 +106,6 @@ def test_a_share_is_at_most_four_thirds_of_the_best():
         assert most(share(costs, 3)) <= best * (4 / 3 - 1 / 9)
 
 
-def test_equal_costs_go_in_turn_and_idle_processes_stay_idle():
-    assert share([1.0] * 5, 2) == [0, 1, 0, 1, 0]
-    assert share([2.0], 4) == [0]
-    assert share([], 2) == []
-
-
 def test_values_are_gathered_in_messages_of_bounded_size(run_team, monkeypatch):
     monkeypatch.setattr("fedlight.processes.team.MESSAGE_BYTES", 2 * 400)  # 400 of each of two processes
     sizes = {0: [60, 60, 10, 10, 10, 10, 10, 500], 1: [10, 90]}
@@ -128,11 +116,4 @@ def test_values_are_gathered_in_messages_of_bounded_size(run_team, monkeypatch):
 
     first, second = run_team(2, work)
     assert first == second == [[[60], [10, 90]], [[60, 10, 10, 10, 10], []], [[10], []], [[500], []]]
-
-
-def test_without_values_there_is_one_empty_message(run_team):
     assert run_team(2, lambda team: [*team.gather_each([])]) == [[[[], []]]] * 2
-
-
-def test_values_of_one_process_alone_come_as_they_are():
-    assert [value for message in ALONE.gather_each(iter([1, "a"])) for value in message[0]] == [1, "a"]

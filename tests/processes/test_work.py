@@ -16,10 +16,7 @@ def test_each_item_is_computed_once_and_all_get_all_results_in_order(monkeypatch
     found = on_team(monkeypatch, size, lambda rank: for_each(square, iter(range(4))))
     assert [[int(one) for one in own] for own in found] == [[0, 1, 4, 9]] * size
     assert sorted(computed) == [0, 1, 2, 3]
-
-
-def test_no_items_are_no_results(monkeypatch):
-    assert on_team(monkeypatch, 2, lambda rank: for_each(str, [])) == [[], []]
+    assert on_team(monkeypatch, size, lambda rank: for_each(square, [])) == [[]] * size
 
 
 def test_one_process_alone_computes_what_all_get(monkeypatch):
