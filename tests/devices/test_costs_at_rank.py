@@ -10,12 +10,13 @@ SHAPES = {SFTModule: BatchShape(3, 20, responses=21), SelectorModule: BatchShape
 
 
 @pytest.mark.slow  # counts many models
-@pytest.mark.parametrize("kind", SHAPES)
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "checkpointing"), [(SFTModule, False), (SFTModule, True), (SelectorModule, False)]
+)
 def test_of_a_language_model(kind, checkpointing, tiny_model):
     whole, shape = kind(tiny_model, lora=Lora(rank=6)), SHAPES[kind]
     costs = {}
-    for rank in (1, 2, 6):
+    for rank in (1, 6):
         meter, own = CostMeter(whole, lora_rank=rank), CostMeter(kind(tiny_model, lora=Lora(rank=rank)))
         costs[rank] = meter.cost(shape, checkpointing)
         assert costs[rank] == own.cost(shape, checkpointing)
@@ -23,7 +24,7 @@ def test_of_a_language_model(kind, checkpointing, tiny_model):
             at_rest = resting_footprint(meter.module, bits, 8)
             assert at_rest == resting_footprint(own.module, bits, 8)
     assert costs[6] == CostMeter(whole).cost(shape, checkpointing)
-    assert costs[1].flops < costs[2].flops < costs[6].flops
+    assert costs[1].flops < costs[6].flops
     assert costs[1].activation_bytes < costs[6].activation_bytes
 
 

@@ -37,7 +37,9 @@ def test_the_order_of_clients_does_not_matter_but_the_seed_does():
 @pytest.mark.slow
 def test_every_client_has_the_same_chances():
     """Over many seeds each client has each device as often as its weight says."""
-    names = [Fleet(MIXED, seed=seed).assign([f"c{i}" for i in range(10)])["c3"].name for seed in range(400)]
+    fleet, names = Fleet(MIXED), []
+    for fleet.seed in range(400):
+        names.append(fleet.assign([f"c{i}" for i in range(10)])["c3"].name)
     assert Counter(names)["pixel_8_pro"] / 400 == pytest.approx(0.5, abs=0.08)
     assert Counter(names)["raspberry_pi_5"] / 400 == pytest.approx(0.2, abs=0.06)
 
