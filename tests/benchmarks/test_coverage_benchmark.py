@@ -23,17 +23,8 @@ def arguments(tmp_path_factory):
     SentenceTransformer(tiny_world.make_encoder(folder / "bert"), device="cpu").save(encoder)
     options = ["--encoder", encoder, "--small", "same", encoder, "--cache", str(folder / "cache")]
     options += [
-        "--numbers",
-        "3",
-        "--seeds",
-        "0",
-        "1",
-        "--epochs",
-        "1",
-        "--similarities",
-        str(folder / "x.svg"),
-        "--folder",
-        str(folder / "results"),
+        *("--numbers", "3", "--seeds", "0", "1", "--epochs", "1", "--similarities", str(folder / "x.svg")),
+        *("--folder", str(folder / "results")),
     ]
     for name, words in WORDS.items():
         texts = [f"{words[i % 3]} {i % 7} {words[i // 20 % 3]} {i // 10 % 10} {i % 10}" for i in range(200)]
@@ -99,10 +90,6 @@ def test_a_score_by_hand(benchmark):
     domain = np.arange(4)
     found = benchmark.score(texts, domain, domain, clients, given)
     expected = {
-        "coverage": 0.5,
-        "distinct": 1.0,
-        "in_domain": 0.5,
-        "rows_in_domain": 1.0,
-        "nearly_private": 0.0,
+        **{"coverage": 0.5, "distinct": 1.0, "in_domain": 0.5, "rows_in_domain": 1.0, "nearly_private": 0.0},
     }
     assert found == expected

@@ -29,10 +29,7 @@ def test_cases_are_all_combinations_in_the_order_of_their_names():
     found = cases(TINY, [2, 1], ["fp32", "nf4"])
     assert len(found) == 2 * 2 * 1 * 3
     assert [case.name for case in found][:4] == [
-        "1/fp32/32/1x008",
-        "1/fp32/32/2x008",
-        "1/fp32/32/2x016",
-        "1/nf4/32/1x008",
+        *("1/fp32/32/1x008", "1/fp32/32/2x008", "1/fp32/32/2x016", "1/nf4/32/1x008"),
     ]
 
 
@@ -51,16 +48,10 @@ def test_predictions_by_hand():
     assert [row.by_form for row in rows] == pytest.approx([0.25, 0.5, 1.0, 2.0])
     told = summary(rows)
     assert told["by_device"] == {
-        "cases": 2,
-        "within_goal": 1,
-        "median": pytest.approx(0.5),
-        "largest": pytest.approx(1.0),
+        **{"cases": 2, "within_goal": 1, "median": pytest.approx(0.5), "largest": pytest.approx(1.0)},
     }
     assert told["by_form"] == {
-        "cases": 2,
-        "within_goal": 1,
-        "median": pytest.approx(0.5),
-        "largest": pytest.approx(1.0),
+        **{"cases": 2, "within_goal": 1, "median": pytest.approx(0.5), "largest": pytest.approx(1.0)},
     }
     with pytest.raises(ValueError, match="threads=1, nf4: there is no case on which to fit"):
         predict([measured[0], measured[2]], {1: 100.0})

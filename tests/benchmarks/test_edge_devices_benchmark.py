@@ -17,10 +17,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "he
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gemma")
     config = {
-        "model_type": "gemma3_text",
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "vocab_size": 64,
+        **{"model_type": "gemma3_text", "num_attention_heads": 4, "num_key_value_heads": 1, "vocab_size": 64},
     }
     (folder / "config.json").write_text(json.dumps({**config, **SIZES}))
     return str(folder)
@@ -67,10 +64,7 @@ def test_fitted_and_tested_halves(model):
     ]
     rows, found = compare(cases[::-1], model)
     assert [(row.case.name[-1], row.fitted) for row in rows] == [
-        ("a", True),
-        ("b", False),
-        ("c", True),
-        ("d", False),
+        *(("a", True), ("b", False), ("c", True), ("d", False)),
     ]
     share = rows[0].flops / 2 / (load_device("jetson_nano").tflops * 1e12)
     assert found == {"jetson_nano": pytest.approx(share), "jetson_nano, x": pytest.approx(share)}

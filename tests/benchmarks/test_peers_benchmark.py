@@ -94,18 +94,10 @@ def test_rows(peers):
     }
     rows = {row["way"]: row for row in peers.compare(found, clients=10)}
     assert rows["by hand"] == {
-        "way": "by hand",
-        "visits_2x16": 5.0,
-        "ratio_2x16": 1.0,
-        "low_2x16": 1.0,
-        "high_2x16": 1.0,
+        **{"way": "by hand", "visits_2x16": 5.0, "ratio_2x16": 1.0, "low_2x16": 1.0, "high_2x16": 1.0},
     }
     assert rows["own"] == {
-        "way": "own",
-        "visits_2x16": 5.0,
-        "ratio_2x16": 0.8,
-        "low_2x16": 0.5,
-        "high_2x16": 1.0,
+        **{"way": "own", "visits_2x16": 5.0, "ratio_2x16": 0.8, "low_2x16": 0.5, "high_2x16": 1.0},
     }
     assert rows["own, stacked"]["ratio_2x16"] == 2.0
     assert set(rows) == {"by hand", "own", "own, stacked"}  # no comparison with pfl, which was not measured

@@ -22,9 +22,7 @@ ROWS = [
     {"method": "b", "task": "t", "seed": 0, "score": float("nan"), "ms": 0.0},
 ]
 TABLE = {
-    "head": "who",
-    "rows": {"a": "A", "b": "B"},
-    "where": ["t"],
+    **{"head": "who", "rows": {"a": "A", "b": "B"}, "where": ["t"]},
     "columns": {"score": "{score:.2f}", "mean": "{score:mean .1f} in {ms[seed 0]:.0f} ms"},
     "missing": "-",
 }
@@ -32,10 +30,7 @@ TABLE = {
 
 def measurement(**changes) -> Measurement:
     told = {
-        "name": "m",
-        "section": "S",
-        "command": "python benchmarks/wire.py",
-        "rerun": "check",
+        **{"name": "m", "section": "S", "command": "python benchmarks/wire.py", "rerun": "check"},
         "rerun_seconds": 1,
     }
     told |= {"key": ("task", "method"), "tables": {"one": TABLE}, "record": {**MADE, "rows": ROWS}}
@@ -49,10 +44,7 @@ def published(*measurements: Measurement, **told) -> Published:
 def test_a_table_has_means_and_standard_deviations():
     text, found = table(published(measurement()), "one")
     assert text.splitlines()[:4] == [
-        "| who | score | mean |",
-        "|---|---|---|",
-        "| A | 0.60 ± 0.14 | 0.6 in 10 ms |",
-        "| B | - | - |",
+        *("| who | score | mean |", "|---|---|---|", "| A | 0.60 ± 0.14 | 0.6 in 10 ms |", "| B | - | - |"),
     ]
     assert [one.column for one in found] == ["score", "score", "ms"]
     assert text.endswith(
@@ -107,18 +99,11 @@ def test_printed_texts_are_kept():
 @pytest.mark.parametrize(
     ("tolerance", "old", "new", "part"),
     [
-        ("exact", 0.5, 0.5, 0),
-        ("exact", 0.5, 0.5004, 0.8),
-        ("exact", 0.5, 0.5006, 1.2),
-        ("absolute 0.02", 0.5, 0.49, 0.5),
-        ("relative 0.1", 2.0, 2.1, 0.5),
-        ("factor 2", 1.0, 2.0, 1),
-        ("factor 2", 4.0, 1.0, 2),
-        ("factor 2", 1.0, 0.0, math.inf),
-        ("absolute 0.02", 0.5, None, math.inf),
-        ("absolute 0.02", 0.5, math.nan, math.inf),
-        ("absolute 0.02", "x", "x", 0),
-        ("absolute 0.02", "x", "y", math.inf),
+        *(("exact", 0.5, 0.5, 0), ("exact", 0.5, 0.5004, 0.8), ("exact", 0.5, 0.5006, 1.2)),
+        *(("absolute 0.02", 0.5, 0.49, 0.5), ("relative 0.1", 2.0, 2.1, 0.5), ("factor 2", 1.0, 2.0, 1)),
+        *(("factor 2", 4.0, 1.0, 2), ("factor 2", 1.0, 0.0, math.inf)),
+        *(("absolute 0.02", 0.5, None, math.inf), ("absolute 0.02", 0.5, math.nan, math.inf)),
+        *(("absolute 0.02", "x", "x", 0), ("absolute 0.02", "x", "y", math.inf)),
     ],
 )
 def test_deviations(tolerance, old, new, part):
@@ -426,9 +411,7 @@ def test_a_recorded_difference_that_its_seeds_do_not_give_is_found():
         for seed, score in enumerate(scores)
     ]
     told = {
-        "method": "differences: none",
-        "FedAvg": 0.2,
-        "FedAvg low": -1.0706204736,
+        **{"method": "differences: none", "FedAvg": 0.2, "FedAvg low": -1.0706204736},
         "FedAvg high": 1.4706204736,
     }
 

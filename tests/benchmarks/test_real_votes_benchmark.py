@@ -10,17 +10,12 @@ from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parents[2]
 DEBATES = (
-    "christianity-or-atheism-",
-    "evolution-vs-creation",
-    "firefox-vs-internet-explorer",
+    *("christianity-or-atheism-", "evolution-vs-creation", "firefox-vs-internet-explorer"),
     "human-growth-and-development-should-parents-use-spanking-as-an-option-to-discipline-",
     "if-your-spouse-committed-murder-and-he-or-she-confided-in-you-would-you-turn-them-in-",
-    "india-has-the-potential-to-lead-the-world-",
-    "is-porn-wrong-",
-    "is-the-school-uniform-a-good-or-bad-idea-",
-    "personal-pursuit-or-advancing-the-common-good-",
-    "should-physical-education-be-mandatory-in-schools-",
-    "tv-is-better-than-books",
+    *("india-has-the-potential-to-lead-the-world-", "is-porn-wrong-"),
+    *("is-the-school-uniform-a-good-or-bad-idea-", "personal-pursuit-or-advancing-the-common-good-"),
+    *("should-physical-education-be-mandatory-in-schools-", "tv-is-better-than-books"),
     "william-farquhar-ought-to-be-honoured-as-the-rightful-founder-of-singapore",
 )
 
@@ -179,10 +174,7 @@ def test_finished_methods_are_kept_and_other_settings_refused(benchmark, tmp_pat
     monkeypatch.setattr(benchmark, "train_and_test", training)
     command = ["real_votes", f"--votes={tmp_path / 'votes.jsonl'}", f"--gold={tmp_path / 'gold.jsonl'}"]
     command += [
-        f"--folder={tmp_path / 'runs'}",
-        f"--json={tmp_path / 'rows.json'}",
-        "--workers=2",
-        "--folds=3",
+        *(f"--folder={tmp_path / 'runs'}", f"--json={tmp_path / 'rows.json'}", "--workers=2", "--folds=3"),
     ]
     for folds, expected in ((["0"], 4), (["0", "1", "2"], 12), (["0", "1", "2"], 12)):
         monkeypatch.setattr("sys.argv", [*command, "--fold", *folds, "--seed=4"])

@@ -14,16 +14,7 @@ def test_growth(benchmark):
 def test_rows(benchmark, tmp_path, capsys):
     file = tmp_path / "rows.json"
     arguments = [
-        "--clients",
-        "10",
-        "100",
-        "200",
-        "--paper_limit",
-        "100",
-        "--dimension",
-        "8",
-        "--centers",
-        "4",
+        *("--clients", "10", "100", "200", "--paper_limit", "100", "--dimension", "8", "--centers", "4"),
     ]
     benchmark.main([*arguments, "--json", str(file)])
     written = json.loads(file.read_text())

@@ -22,21 +22,8 @@ def imported(code: str) -> set[str]:
 
 
 COMMANDS = (
-    "run",
-    "plan",
-    "device",
-    "device measure",
-    "flower",
-    "flower init",
-    "flower up",
-    "client",
-    "client check",
-    "report",
-    "export",
-    "fit",
-    "validate",
-    "test",
-    "predict",
+    *("run", "plan", "device", "device measure", "flower", "flower init", "flower up", "client"),
+    *("client check", "report", "export", "fit", "validate", "test", "predict"),
 )
 
 

@@ -32,9 +32,7 @@ def fit(tmp_path):
 
 def test_loads_are_counted(loads, fit):
     fit(
-        "selector.yaml",
-        "--trainer.max_epochs=1",
-        "--federated.local_steps=1",
+        *("selector.yaml", "--trainer.max_epochs=1", "--federated.local_steps=1"),
         "--trainer.limit_val_batches=0",
     )
     assert loads == ["toy"]

@@ -99,10 +99,8 @@ def test_what_comes_after_the_class_holds(parse):
 @pytest.mark.parametrize(
     "change",
     [
-        "--thing=Ball",
-        f"--thing={__name__}.Ball",
-        f"--config=yaml:thing: {{class_path: {__name__}.Ball}}",
-        "--thing=yaml:class_path: Ball",
+        *("--thing=Ball", f"--thing={__name__}.Ball"),
+        *(f"--config=yaml:thing: {{class_path: {__name__}.Ball}}", "--thing=yaml:class_path: Ball"),
         "--thing.inner=null",
     ],
 )
@@ -223,9 +221,7 @@ def test_direct_retrieval_in_place_of_feddca_has_no_alpha():
         ),
         (
             [
-                "--config=selector.yaml",
-                "--model=RewardModule",
-                "--model.model=toy",
+                *("--config=selector.yaml", "--model=RewardModule", "--model.model=toy"),
                 "--federated.aggregation=PrivateMean",
             ],
             "federated.aggregation: PrivateMean needs clip_norm, for example",

@@ -52,10 +52,7 @@ def test_a_mistyped_option_is_told_the_nearest(arguments, nearest):
 def test_fit_writes_visits_metrics_adapter_and_checkpoints(run):
     visits = table(run / "visits.csv")
     assert [(row["round"], row["steps"]) for row in visits] == [
-        ("0", "2"),
-        ("0", "2"),
-        ("1", "2"),
-        ("1", "2"),
+        *(("0", "2"), ("0", "2"), ("1", "2"), ("1", "2")),
     ]
     metrics = table(run / "metrics/version_0/metrics.csv")
     assert {"fed/loss", "val/accuracy", "train/loss"} <= set(metrics[0])
@@ -156,10 +153,7 @@ def test_null_is_nothing_at_every_depth(tiny_model, tmp_path):
     arguments = (
         *("--config", "feddca.yaml", "--data.augmentation", "SelfInstruct", "--data.augmentation.number=2"),
         *(
-            generator,
-            "ChatEndpoint",
-            f"{generator}.base_url",
-            "http://localhost/v1",
+            *(generator, "ChatEndpoint", f"{generator}.base_url", "http://localhost/v1"),
             f"{generator}.model=None-7B",
         ),
         *(f"{generator}.api_key_variable", "null", f"{generator}.cache=null", "--data.public_source", "null"),
@@ -176,9 +170,7 @@ def test_a_data_config_is_found_by_its_name(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = [
         *tiny_selector(tiny_model, tmp_path),
-        "--data",
-        "data/toy_votes.yaml",
-        f"--data.source={VOTES}",
+        *("--data", "data/toy_votes.yaml", f"--data.source={VOTES}"),
     ]
     config = OmegaConf.create(fedlight("fit", *arguments, "--print_config").out)
     assert config["data"]["init_args"]["partition"]["by"] == "client"

@@ -26,9 +26,7 @@ def test_a_message_that_names_no_single_place_stays(message):
         (["selector.yaml", "--model.model=./none", "--data.tokenizer=toy"], "model.init_args.model='./none'"),
         (
             [
-                "selector.yaml",
-                "--data.format.form=features",
-                "--data.format.twins_together=false",
+                *("selector.yaml", "--data.format.form=features", "--data.format.twins_together=false"),
                 "--data.format.encoder=./none",
             ],
             "data.init_args.format.encoder='./none'",
@@ -49,11 +47,9 @@ def test_a_refusal_begins_with_the_key_under_which_the_value_is_set(tmp_path, ar
     with pytest.raises((ValueError, OSError)) as refused:
         lightning_cli(
             [
-                "fit",
-                "--config",
+                *("fit", "--config"),
                 *arguments,
-                f"--trainer.default_root_dir={tmp_path}",
-                "--trainer.accelerator=cpu",
+                *(f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu"),
             ]
         )
     assert str(refused.value).startswith(start)

@@ -18,10 +18,7 @@ def test_an_entry_is_there_while_it_runs_and_says_how_it_ended(tmp_path):
         assert "end" not in running
     (done,) = entries(tmp_path)
     assert (done["command"], done["configs"], done["seed"], done["state"]) == (
-        "fit",
-        ["fedbis.yaml"],
-        3,
-        "done",
+        *("fit", ["fedbis.yaml"], 3, "done"),
     )
     assert done["start"] <= done["end"]
     assert done["threads"] == 1

@@ -8,11 +8,8 @@ WRITTEN = [
     ("Question: {prompt}\nAnswer:", "Question: {prompt}\nAnswer:"),
     (r"Question: {prompt}\nAnswer:", "Question: {prompt}\nAnswer:"),
     ("- {prompt} # 1: 'two' \"three\"", "- {prompt} # 1: 'two' \"three\""),
-    ("{prompt}", "{prompt}"),
-    ('"{prompt}"', '"{prompt}"'),
-    ("[{prompt}]", "[{prompt}]"),
-    ("{prompt}: yes?", "{prompt}: yes?"),
-    ("toy_generation", "toy_generation"),
+    *(("{prompt}", "{prompt}"), ('"{prompt}"', '"{prompt}"'), ("[{prompt}]", "[{prompt}]")),
+    *(("{prompt}: yes?", "{prompt}: yes?"), ("toy_generation", "toy_generation")),
 ]
 
 
@@ -45,9 +42,7 @@ def test_another_key_is_read_as_yaml_afterwards():
     with pytest.raises(SystemExit):
         cli.lightning_cli(
             [
-                "fit",
-                "--config=sft.yaml",
-                "--data.format.generation_template=a: {prompt}",
+                *("fit", "--config=sft.yaml", "--data.format.generation_template=a: {prompt}"),
                 "--data.max_tokens=a: 1",
             ]
         )

@@ -20,24 +20,13 @@ IMPORT_NAMES = {
     "sentence-transformers": "sentence_transformers",
 }
 EXTRAS = (
-    "privacy",
-    "hnsw",
-    "chat",
-    "onnx",
-    "executorch",
-    "flower",
+    *("privacy", "hnsw", "chat", "onnx", "executorch", "flower"),
 )  # what the package imports only where it is asked for
 NOT_IN_DEV = (
-    "hnsw",
-    "flower",
-    "executorch",
+    *("hnsw", "flower", "executorch"),
 )  # one is compiled, the others are large or pin much: their tests are skipped without them
 TOOLS = {
-    "mypy",
-    "pre-commit",
-    "pytest-cov",
-    "pytest-xdist",
-    "ruff",
+    *("mypy", "pre-commit", "pytest-cov", "pytest-xdist", "ruff"),
 }  # started by the Makefile, imported by nobody
 
 

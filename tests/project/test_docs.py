@@ -106,14 +106,8 @@ def test_a_quoted_function_has_its_lines_and_no_docstring():
 
 def test_a_quoted_method_keeps_its_decorators_and_loses_inner_docstrings():
     lines = [
-        "class A:",
-        "    @property",
-        "    def b(self):",
-        '        """Says."""',
-        "        def c():",
-        "            'Inner.'",
-        "            return 1",
-        "        return c",
+        *("class A:", "    @property", "    def b(self):", '        """Says."""', "        def c():"),
+        *("            'Inner.'", "            return 1", "        return c"),
     ]
     source = "\n".join(lines)
     assert (

@@ -122,10 +122,8 @@ def test_keys_and_class_names_are_found_or_refused():
         True,
     )
     for wrong, nearest in (
-        ("--federated.local_step=3", "local_steps"),
-        ("--trainer.max_epohcs=3", "trainer.max_epochs"),
-        ("--federated.algorithm=FedAvgg", "FedAvg"),
-        ("--data.sorce=x", "source"),
+        *(("--federated.local_step=3", "local_steps"), ("--trainer.max_epohcs=3", "trainer.max_epochs")),
+        *(("--federated.algorithm=FedAvgg", "FedAvg"), ("--data.sorce=x", "source")),
     ):
         outcome = fedlight(*given, wrong)
         assert (outcome.code, f"did you mean {nearest!r}" in refused(outcome)) == (2, True), outcome.err
@@ -207,23 +205,16 @@ def test_a_node_of_another_version_is_refused():
 
 
 INPUT_ERRORS = [
-    "fit --config missing.yaml",
-    "fit --config broken.yaml",
-    "fit --config empty.yaml",
-    "fit --config folder",
-    "fit",
-    "fit --config selector.yaml --model.nope 3",
+    *("fit --config missing.yaml", "fit --config broken.yaml", "fit --config empty.yaml"),
+    *("fit --config folder", "fit", "fit --config selector.yaml --model.nope 3"),
     "fit --config selector.yaml --trainer.max_epochs many",
     "fit --config selector.yaml --trainer.max_epochs=0 --trainer.default_root_dir=r",
     "fit --config selector.yaml --data.source missing.csv --trainer.default_root_dir=r",
     "fit --config selector.yaml --ckpt_path missing.ckpt --trainer.default_root_dir=r",
-    "validate --config missing.yaml",
-    "test --config broken.yaml",
-    "predict --config missing.yaml",
+    *("validate --config missing.yaml", "test --config broken.yaml", "predict --config missing.yaml"),
     *("init", "init missing.csv", "init folder", "init broken.yaml", "init x.csv --method nope"),
     *("run", "run nope", "run broken.yaml", "run demo nope=3", "run demo --processes 0", "run demo --nope"),
-    "run demo --only nope",
-    "run demo nope=3 --dry-run",
+    *("run demo --only nope", "run demo nope=3 --dry-run"),
     *("plan", "plan --config missing.yaml", "plan --config selector.yaml --fleet nope"),
     *("device", "device nope", "device measure"),
     *("flower", "flower nope", "flower init", "flower init --config missing.yaml app"),
@@ -263,9 +254,7 @@ def test_with_a_stack_trace_the_code_is_the_same(monkeypatch):
 def test_done_and_unknown():
     assert fedlight("methods").code == 0
     assert [exit_code([ok("a", "")]), exit_code([unknown("a", "")]), exit_code([problem("a", "")])] == [
-        0,
-        3,
-        2,
+        *(0, 3, 2),
     ]
 
 

@@ -99,9 +99,7 @@ def test_the_longer_answer_is_judged_on_the_pairs_that_selectors_read(tmp_path, 
         {"prompt": "p", "response_a": "x", "response_b": "long er", "choice": "a"},
     ]
     stage = stages(
-        tmp_path,
-        f"model={tiny_model}",
-        f"test_source={write_rows(tmp_path / 'gold.jsonl', pairs)}",
+        *(tmp_path, f"model={tiny_model}", f"test_source={write_rows(tmp_path / 'gold.jsonl', pairs)}"),
         "max_tokens=100",
     )["longer_characters"]
     metrics = stage.run()["result"]["metrics"]

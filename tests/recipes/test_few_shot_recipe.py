@@ -10,11 +10,7 @@ from fedlight.recipes import recipe as recipes
 from fedlight.toy import rows as fedlight_rows
 
 FEDERATED = (
-    "FedAvg",
-    "SCAFFOLD",
-    "FewFedWeight (our weights)",
-    "FedMIT",
-    "FewFedPIT, beta = 0.25",
+    *("FedAvg", "SCAFFOLD", "FewFedWeight (our weights)", "FedMIT", "FewFedPIT, beta = 0.25"),
     "FewFedPIT, beta = 0.5",
 )
 METHODS = ["Centralized", *FEDERATED, "LocIT", "LocIT+SG"]
@@ -22,22 +18,12 @@ LEAKS = ("rouge_l", "exact", "secrets", "extracted", "membership")
 
 CHANGES = (
     *(
-        "accelerator=cpu",
-        "rounds=2",
-        "clients_per_round=1",
-        "local_steps=1",
-        "lora_rank=2",
-        "number=3",
+        *("accelerator=cpu", "rounds=2", "clients_per_round=1", "local_steps=1", "lora_rank=2", "number=3"),
         "keep=2",
     ),
     *(
-        "epochs=2",
-        "epochs_between_attacks=2",
-        "asked_every=1",
-        "attacked_every=2",
-        "asked=4",
-        "samples=4",
-        "members=4",
+        *("epochs=2", "epochs_between_attacks=2", "asked_every=1", "attacked_every=2", "asked=4"),
+        *("samples=4", "members=4"),
     ),
     *("writer_rank=2", "writer_epochs=1", "exercises=toy:writing?seed=${seed}&size=32&known=4"),
     # An untrained model's answers have to count, or no client has anything of its own making.
@@ -94,15 +80,9 @@ def test_the_recipe_on_a_real_model_differs_between_methods_in_the_algorithm_alo
     found = {stage.name: stage.arguments for stage in recipes.stages(recipe, tmp_path, 1)}
     methods = ("fedavg", "fewfedpit_0", "fewfedpit_25", "fewfedpit_50", "fewfedpit_75")
     assert list(found) == [
-        "shots",
-        "zero_shot",
-        "fewfedpit_50",
-        "fedavg",
+        *("shots", "zero_shot", "fewfedpit_50", "fedavg"),
         *methods[1:3],
-        methods[4],
-        "local",
-        "table",
-        "forgetting",
+        *(methods[4], "local", "table", "forgetting"),
     ]
     ours = found["fewfedpit_50"]
     for name in methods:
@@ -187,14 +167,10 @@ RULE_CHANGES = (
     *("accelerator=cpu", "rounds=2", "clients_at_once=1", "clients_per_round=1", "local_steps=1"),
     *("lora_rank=2", "number=3", "keep=2", "epochs=1", "asked_every=1", "asked=4", "samples=4", "members=4"),
     *(
-        "writer_rank=2",
-        "writer_epochs=1",
+        *("writer_rank=2", "writer_epochs=1"),
         "exercises=toy:writing?seed=${seed}&size=32&known=4&rule=1&instructed=1",
-        "instruction_tries=6",
-        "more=true",
-        "prompts.init_args.instruction.pattern=(?P<instruction>.*)",
-        "synthesis.init_args.keep_cut=true",
-        "prompts.init_args.response.pattern=(?P<response>.*)",
+        *("instruction_tries=6", "more=true", "prompts.init_args.instruction.pattern=(?P<instruction>.*)"),
+        *("synthesis.init_args.keep_cut=true", "prompts.init_args.response.pattern=(?P<response>.*)"),
     ),
     "source=toy:instructions?seed=${seed}&split=private&client_rows=8&num_clients=2&joined=1&rule=1&written=2",
     "unseen_source=toy:instructions?seed=${seed}&split=test&topic_rows=1&joined=1&rule=1",

@@ -7,9 +7,7 @@ from fedlight.recipes import recipe as recipes
 
 ALGORITHMS = ("fedavg", "ffalora", "rolora", "fedsalora", "productaverage", "hetlora", "flexlora")
 SETTINGS = {
-    "iid": "iid",
-    "Dirichlet": "dirichlet",
-    "iid, noise": "iid_noise",
+    **{"iid": "iid", "Dirichlet": "dirichlet", "iid, noise": "iid_noise"},
     "Dirichlet, noise": "dirichlet_noise",
 }
 NAMES = [
@@ -125,10 +123,8 @@ def test_lora_bench(tmp_path, tiny_model):
 def test_lora_bench_on_instructions(tmp_path, tiny_model):
     rows = [
         {
-            "instruction": f"which covers {number} more ?",
-            "input": f"eva {thing}",
-            "output": f"kind {number % 3}",
-            "category": thing,
+            **{"instruction": f"which covers {number} more ?", "input": f"eva {thing}"},
+            **{"output": f"kind {number % 3}", "category": thing},
         }
         for number in range(60)
         for thing in ("roses", "corn")

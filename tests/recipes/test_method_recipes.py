@@ -177,10 +177,7 @@ def test_tldr(tiny_model, tmp_path, any_text):
         *tiny_recipe(tiny_model, "rounds=4", "warmup_rounds=1", "regroup_every=1", "local_steps=1"),
         *(f"train_source={votes}", f"test_source={votes}", f"prompt_source={prompts}", "max_tokens=200"),
         *(
-            f"eval_source={evaluation}",
-            "num_prompts=4",
-            "num_eval_prompts=4",
-            "dpo_epochs=1",
+            *(f"eval_source={evaluation}", "num_prompts=4", "num_eval_prompts=4", "dpo_epochs=1"),
             "val_share=0.3",
         ),
     )
@@ -202,9 +199,7 @@ def test_tldr(tiny_model, tmp_path, any_text):
     assert rows[RULES[2]] == {"method": RULES[2], "seed": 3, "votes": 0, "unjudged": 12}
     assert "groups_ari" not in rows["FedBiscuit"]  # nobody knows these workers' groups
     assert {row["client"] for row in table(tmp_path / "out/seed3/fedbiscuit/groups.csv")} == {
-        "w0",
-        "w1",
-        "w2",
+        *("w0", "w1", "w2"),
     }
 
 
@@ -231,9 +226,7 @@ def test_shp_where_it_is_not_tldr(tiny_model, tmp_path, any_text):
     longer, others = (stages[name].run()["result"] for name in ("longer_characters", "other_voters"))
     assert longer["metrics"]["test/votes"] == others["metrics"]["test/votes_unjudged"] == 400
     assert others == {
-        "metrics": {"test/votes": 0, "test/votes_unjudged": 400},
-        "votes": 400,
-        "comparisons": 400,
+        **{"metrics": {"test/votes": 0, "test/votes_unjudged": 400}, "votes": 400, "comparisons": 400},
     }
     assert "test/client_mean" not in longer["metrics"]  # a label of SHP is nobody's
     asked = [

@@ -14,11 +14,7 @@ def run(tmp_path_factory):
     """One short step of everybody who is there, of the toy model, on whose memory it depends who fits."""
     folder = tmp_path_factory.mktemp("mixed_fleet")
     few = [
-        "rounds=2",
-        "server_steps=3",
-        "asked_every=1",
-        "clients_per_round=12",
-        "local_steps=1",
+        *("rounds=2", "server_steps=3", "asked_every=1", "clients_per_round=12", "local_steps=1"),
         "buffer_size=4",
     ]
     source = "test_source=toy:instructions?seed=${seed}&split=test&topic_rows=1"

@@ -267,9 +267,7 @@ def test_accuracies_of_both_orders_are_compared_where_all_methods_have_them(tmp_
     test = write_rows(tmp_path / "test.jsonl", [{"client": "p", "group": "", **texts, "choice": "a"}])
     head = "stage,client,selector,own_accuracy,own_both_orders\n"
     for name, line in (
-        ("bis", "own,p,,0.5,1.0"),
-        ("grouped", "own,p,0,0.25,0.0"),
-        ("single", "test,p,0,0.75,"),
+        *(("bis", "own,p,,0.5,1.0"), ("grouped", "own,p,0,0.25,0.0"), ("single", "test,p,0,0.75,")),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "clients.csv").write_text(f"{head}{line}\n")

@@ -26,9 +26,7 @@ def recipe(tiny_model, tmp_path_factory):
         "federated.clients_per_round": 3, "federated.local_steps": 2,
     }  # fmt: skip
     completions = {
-        "data.source": PROMPTS,
-        "data.limit": 6,
-        "data.eval_batch_size": 2,
+        **{"data.source": PROMPTS, "data.limit": 6, "data.eval_batch_size": 2},
         "model.completions.max_new_tokens": 6,
     }
     stages = {

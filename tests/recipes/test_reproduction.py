@@ -67,23 +67,17 @@ def test_the_papers_values_are_in_their_places(loaded):
     run = feddca["feddca_fedavg"].arguments
     assert run["data.init_args.batch_size"] * run["trainer.accumulate_grad_batches"] == 32
     assert (run["trainer.max_epochs"], run["federated.clients_per_round"], run["federated.local_steps"]) == (
-        30,
-        2,
-        10,
+        *(30, 2, 10),
     )
     assert (
-        run["model.init_args.lr"],
-        run["model.init_args.lora.rank"],
-        run["model.init_args.lora.alpha"],
+        *(run["model.init_args.lr"], run["model.init_args.lora.rank"], run["model.init_args.lora.alpha"]),
     ) == (5e-5, 16, 16)
     chosen = run["data.init_args.augmentation"]["init_args"]
     assert (chosen["clusters"], chosen["alpha"], chosen["number"]) == (10, 0.7, 5000)
     assert feddca["feddca_without_alpha"].arguments["data.init_args.augmentation.init_args.alpha"] is None
     few = loaded["fewfedpit_table2", False]["fewfedpit_50"].arguments
     assert (few["model.init_args.base"], few["trainer.max_epochs"], few["data.init_args.keep"]) == (
-        "int8",
-        30,
-        16,
+        *("int8", 30, 16),
     )
     assert few["data.init_args.partition"] == {"by": "dirichlet", "num_clients": 50, "alpha": 1.0}
     silo = stages("fewfedpit_table2_medinstruct")["fewfedpit_50"].arguments

@@ -160,9 +160,7 @@ def test_a_path_is_a_text_and_a_checkpoint_holds_plain_values():
     assert name_source(Path("a.csv")) == "a.csv"
     saved = SFTModule(Path("my_model"), lr=np.float64(0.5), seed=np.int64(3)).hparams
     assert [(type(saved[name]), saved[name]) for name in ("model", "lr", "seed")] == [
-        (str, "my_model"),
-        (float, 0.5),
-        (int, 3),
+        *((str, "my_model"), (float, 0.5), (int, 3)),
     ]
     assert derive_seed(np.int64(3), "visit") == derive_seed(3, "visit") != derive_seed("3", "visit")
 

@@ -31,9 +31,7 @@ def printed(tiny_model, tmp_path_factory):
     command += ["--federated.clients_per_round=2", "--federated.local_steps=1", f"--model.model={tiny_model}"]
     command += ["--trainer.default_root_dir=run"]
     environment = {
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
+        **{"PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     }
     environment |= {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
@@ -48,10 +46,8 @@ def test_on_standard_output_are_rounds_and_the_table_of_the_end(printed):
         r" +2 rounds in [\d.]+ (seconds|minutes) +",
         *(r"┏.*┓", r"┃ metric  .*┃", r"┡.*┩"),
         *(rf"│ {name} +│.*│" for name in ("loss", "val/loss", "val/accuracy")),
-        r"└.*┘",
-        r"[\d.]+ MB down and [\d.]+ MB up in 4 visits to \d clients",
-        r"run: adapter/, checkpoints/, .*visits\.csv",
-        r"as a page: fedlight report run --open",
+        *(r"└.*┘", r"[\d.]+ MB down and [\d.]+ MB up in 4 visits to \d clients"),
+        *(r"run: adapter/, checkpoints/, .*visits\.csv", r"as a page: fedlight report run --open"),
     ]
     lines = printed[0].splitlines()
     unlike = [line for line, pattern in zip(lines, expected, strict=True) if not re.fullmatch(pattern, line)]
@@ -90,11 +86,9 @@ def test_nothing_but_the_named_notices_is_left_out(caplog):
         with pytest.raises(UserWarning, match="is not empty"):  # as warnings are errors here
             warnings.warn("Checkpoint directory runs exists and is not empty.", stacklevel=1)
     assert caplog.messages == [
-        "GPU available: True (cuda), used: False",
-        "`Trainer.fit` stopped: No training batches.",
+        *("GPU available: True (cuda), used: False", "`Trainer.fit` stopped: No training batches."),
         "`Trainer(overfit_batches=1)` was configured so 1 batch will be used.",
-        "GPU available: False, used: False",
-        KERNEL % "no space left on device",
+        *("GPU available: False, used: False", KERNEL % "no space left on device"),
     ]
 
 
@@ -102,9 +96,7 @@ def test_each_notice_is_still_said_by_lightning():
     """A text that a new release words differently is left out no longer, and has to be looked at again."""
     root = Path(lightning.__file__).parent
     files = (
-        "trainer/connectors/logger_connector/logger_connector.py",
-        "trainer/setup.py",
-        "loops/fit_loop.py",
+        *("trainer/connectors/logger_connector/logger_connector.py", "trainer/setup.py", "loops/fit_loop.py"),
     )
     sources = [(root / "pytorch" / file).read_text() for file in (*files, "accelerators/cuda.py")]
     sources += [
@@ -116,18 +108,13 @@ def test_each_notice_is_still_said_by_lightning():
     for words in ("Tip: For seamless cloud logging", "Tip: For seamless cloud uploads", "GPU available: {"):
         assert words in text
     for words in (
-        "TPU available: {",
-        "`Trainer.fit` stopped: `max_epochs=",
-        "that has Tensor Cores",
-        "Seed set to",
+        *("TPU available: {", "`Trainer.fit` stopped: `max_epochs=", "that has Tensor Cores", "Seed set to"),
     ):
         assert words in text
     for words in ("{name}=1)` was configured so {message}", "{name}=1.0)` was configured so {message}"):
         assert words in text
     for words in (
-        "1 batch will be used.",
-        "100% of the batches per epoch will be used",
-        "will run after every",
+        *("1 batch will be used.", "100% of the batches per epoch will be used", "will run after every"),
     ):
         assert words in text
     for words in ("LOCAL_RANK: {local_rank} - CUDA_VISIBLE_DEVICES", "does not have many workers"):

@@ -150,9 +150,7 @@ def test_groups_of_another_run(tiny_model, tmp_path, rows, message):
         file.write_text(rows)
     accuracy = "--trainer.callbacks+=fedlight.callbacks.logs.client_accuracy.ClientAccuracy"
     settings = [
-        "--federated=null",
-        "--model.num_adapters=3",
-        accuracy,
+        *("--federated=null", "--model.num_adapters=3", accuracy),
         f"--trainer.callbacks.init_args.groups={file}",
     ]
     assert message in refused(fedlight("test", *tiny_selector(tiny_model, tmp_path / "run", *settings)))

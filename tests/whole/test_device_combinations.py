@@ -220,12 +220,9 @@ def test_a_fleet_on_the_command_line(tiny_model, tmp_path):
     outcome = fedlight(
         "fit",
         *tiny_selector(
-            tiny_model,
-            tmp_path / "run",
-            "--federated.fleet=devices/fleets/edge.yaml",
+            *(tiny_model, tmp_path / "run", "--federated.fleet=devices/fleets/edge.yaml"),
             f"--federated.fleet.devices={json.dumps({own: 1, 'macbook_air_m2': 1})}",
-            "--federated.fleet.over_selection=2",
-            f"--federated.channel={json.dumps(wire)}",
+            *("--federated.fleet.over_selection=2", f"--federated.channel={json.dumps(wire)}"),
         ),
     )
     assert outcome.code == 0, outcome.err

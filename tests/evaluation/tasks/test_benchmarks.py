@@ -19,9 +19,7 @@ real = pytest.mark.skipif(not SHARED.is_dir(), reason="needs FEDLIGHT_SHARED")
 PLAIN = "{instruction}\n{input}\nAnswer:"
 MATH = {"question": "How many?", "answer": "2 * 500 = <<2*500=1000>>1000 legs.\n#### 1,000"}
 BONES = {
-    "subject": "human_anatomy",
-    "question": "Which bone?",
-    "choices": ["femur", "ulna", "the hyoid"],
+    **{"subject": "human_anatomy", "question": "Which bone?", "choices": ["femur", "ulna", "the hyoid"]},
     "answer": "C",
 }
 
@@ -50,24 +48,10 @@ def task_of(kind, rows, tmp_path, template=PLAIN, **options):
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("#### 1,000", "1000"),
-        ("#### $-5.", "-5"),
-        ("x #### 7 then 9", "7"),
-        ("so 3 and 4.", "4"),
-        ("16 - 3", "3"),
-        ("16-3", "3"),
-        ("= -3", "-3"),
-        ("(\u22123)", "-3"),
-        ("-$3.50 in all", "-3.50"),
-        ("#### -$-5", "-5"),
-        ("\u2212$ -5", "-5"),
-        ("$1,234,567.89!", "1234567.89"),
-        ("50%", "50"),
-        ("\\boxed{17}", "17"),
-        (".5", "0.5"),
-        ("#### no", None),
-        ("none", None),
-        ("", None),
+        *(("#### 1,000", "1000"), ("#### $-5.", "-5"), ("x #### 7 then 9", "7"), ("so 3 and 4.", "4")),
+        *(("16 - 3", "3"), ("16-3", "3"), ("= -3", "-3"), ("(\u22123)", "-3"), ("-$3.50 in all", "-3.50")),
+        *(("#### -$-5", "-5"), ("\u2212$ -5", "-5"), ("$1,234,567.89!", "1234567.89"), ("50%", "50")),
+        *(("\\boxed{17}", "17"), (".5", "0.5"), ("#### no", None), ("none", None), ("", None)),
     ],
 )
 def test_the_number_at_the_end(text, number):
@@ -82,10 +66,7 @@ def test_gsm8k(tmp_path):
     assert example.shown == "2 * 500 = 1000 legs.\n#### 1,000"
     scores = [task.score(example, answer) for answer in ("#### 1000.0", "it is $1,000", "1001", "many")]
     assert [(verdict.score, verdict.read) for verdict in scores] == [
-        (1, "1000.0"),
-        (1, "1000"),
-        (0, "1001"),
-        (0, None),
+        *((1, "1000.0"), (1, "1000"), (0, "1001"), (0, None)),
     ]
     with pytest.raises(ValueError, match=r"GSM8K\.data, row 0: the answer has no number behind ####"):
         task_of(GSM8K, [{**MATH, "answer": "1000"}], tmp_path).read()
@@ -210,10 +191,7 @@ def test_sentiment_answers_are_read_strictly(tmp_path):
         for answer in (" Neutral.", "neutral\nneutral", "neutrally", "positive")
     }
     assert [(verdict.score, verdict.read) for verdict in read.values()] == [
-        (1, "neutral"),
-        (1, "neutral"),
-        (0, None),
-        (0, "positive"),
+        *((1, "neutral"), (1, "neutral"), (0, None), (0, "positive")),
     ]
 
 

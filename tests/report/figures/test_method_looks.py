@@ -42,10 +42,8 @@ def test_a_method_of_two_recipes_has_one_colour_and_two_kinds_of_dashes(tmp_path
         stage(tmp_path / home, "ditto")
     looks = method_looks(read_runs([tmp_path / "first", tmp_path / "second"]))
     assert {name: look["color"] for name, look in looks.items()} == {
-        "first/fedavg": looks["second/fedavg"]["color"],
-        "first/ditto": looks["second/ditto"]["color"],
-        "second/fedavg": looks["first/fedavg"]["color"],
-        "second/ditto": looks["first/ditto"]["color"],
+        **{"first/fedavg": looks["second/fedavg"]["color"], "first/ditto": looks["second/ditto"]["color"]},
+        **{"second/fedavg": looks["first/fedavg"]["color"], "second/ditto": looks["first/ditto"]["color"]},
     }
     assert len({(look["color"], look["linestyle"]) for look in looks.values()}) == 4
 

@@ -47,9 +47,7 @@ def test_trade_off_shows_the_means_and_joins_the_betas(tables, tmp_path):
     stage = {
         "call": "fedlight.report.figures.privacy_plots.trade_off",
         "with": {
-            "tables": tables,
-            "x": "leakage",
-            "paths": {"FewFedPIT": BETAS},
+            **{"tables": tables, "x": "leakage", "paths": {"FewFedPIT": BETAS}},
             "output": str(tmp_path / "t.svg"),
         },
     }

@@ -41,10 +41,8 @@ def test_one_panel_needs_no_figure_for_phones():
     ("metric", "title"),
     [
         ("train/reward_margin", "Reward margin (train)"),
-        ("train/reward_accuracy", "Reward accuracy (train)"),
-        ("val/loss", "Validation loss"),
-        ("my", "My"),
-        ("a/", "A/ (a)"),
+        *(("train/reward_accuracy", "Reward accuracy (train)"), ("val/loss", "Validation loss")),
+        *(("my", "My"), ("a/", "A/ (a)")),
     ],
 )
 def test_a_metric_has_words(metric, title):

@@ -136,9 +136,7 @@ def test_leakage_over_seeds_of_the_model_and_of_uploads_and_what_it_costs(tmp_pa
         {"run": "fewfedpit", "leakage": 0.2, "utility": 0.6},  # of the clients' own models
     ]
     assert tables(found)[0].lines == [
-        ["before training", "0.100"],
-        ["fedavg", "0.600"],
-        ["fewfedpit", "0.200"],
+        *(["before training", "0.100"], ["fedavg", "0.600"], ["fewfedpit", "0.200"]),
     ]
     for chart in drawn.values():
         chart.figure.draw_without_rendering()

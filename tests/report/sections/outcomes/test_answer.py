@@ -82,9 +82,7 @@ def test_losses_of_unlike_modules_and_accuracies_on_unlike_rows_are_not_compared
     (curves,) = [section for section in page.sections(read_runs(runs[:2])) if section.name == "curves"]
     charts = [part.title for part in page.sections(read_runs(runs[:2]))[0].parts if part.kind == "chart"]
     assert [*charts, *(part.title for part in curves.parts)] == [
-        "Validation accuracy",
-        "Validation loss, SelectorModule",
-        "Validation loss, SFTModule",
+        *("Validation accuracy", "Validation loss, SelectorModule", "Validation loss, SFTModule"),
     ]
 
 
