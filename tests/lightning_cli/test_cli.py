@@ -2,6 +2,7 @@ import json
 
 import pytest
 from omegaconf import OmegaConf
+from recipe_runs import ran
 from tiny_world import PROMPTS, VOTES, fedlight, table, tiny_selector, weights
 
 from fedlight.lightning_cli.cli import lightning_cli
@@ -16,8 +17,7 @@ def federated(cli):
 def run(tiny_model, tmp_path_factory):
     """Folder of a finished run."""
     folder = tmp_path_factory.mktemp("run")
-    outcome = fedlight("fit", *tiny_selector(tiny_model, folder))
-    assert outcome.code == 0, outcome.err
+    outcome = ran("fit", *tiny_selector(tiny_model, folder))
     assert "round 2/2" in outcome.out
     return folder
 
@@ -73,13 +73,12 @@ def test_validate_and_test_the_trained_adapter(run, tiny_model):
 
 
 def test_predict_writes_completions(tiny_model, tmp_path):
-    outcome = fedlight(
+    ran(
         *("predict", "--config=completions.yaml", f"--model.model={tiny_model}"),
         *(f"--data.source={PROMPTS}", "--data.limit=3", "--model.completions.number=2"),
         *("--model.completions.max_new_tokens=4", "--trainer.accelerator=cpu"),
         f"--trainer.default_root_dir={tmp_path}",
     )
-    assert outcome.code == 0, outcome.err
     rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert [len(row["completions"]) for row in rows] == [2, 2, 2]
 
@@ -115,7 +114,7 @@ def test_the_printed_config_is_complete_and_runs_the_same(run, tiny_model, tmp_p
     assert fedlight("fit", f"--config={tmp_path / 'all.yaml'}", "--print_config").out == printed
 
     (tmp_path / "all.yaml").write_text(printed.replace(str(run), str(tmp_path)))
-    assert fedlight("fit", f"--config={tmp_path / 'all.yaml'}").code == 0
+    ran("fit", f"--config={tmp_path / 'all.yaml'}")
     assert weights(tmp_path) == weights(run)
 
 
@@ -158,8 +157,7 @@ def test_null_is_nothing_at_every_depth(tiny_model, tmp_path):
         ),
         *(f"{generator}.api_key_variable", "null", f"{generator}.cache=null", "--data.public_source", "null"),
     )
-    printed = fedlight("fit", *arguments, "--print_config")
-    assert printed.code == 0, printed.err
+    printed = ran("fit", *arguments, "--print_config")
     data = OmegaConf.create(printed.out)["data"]["init_args"]
     asked = data["augmentation"]["init_args"]["generator"]["init_args"]
     assert (asked["api_key_variable"], asked["cache"], data["public_source"]) == (None, None, None)

@@ -1,5 +1,6 @@
 import pytest
 from omegaconf import OmegaConf
+from recipe_runs import ran
 from tiny_world import fedlight, refused, table, write_rows
 
 from fedlight import conf
@@ -113,10 +114,7 @@ def test_data_and_model_are_enough_on_top_of_a_method(method, tiny_model, tmp_pa
     if method == "fedbiscuit":
         short.append("--federated.algorithm.warmup_rounds=0")
     folder = tmp_path / "run"
-    outcome = fedlight(
-        "fit", "--config", str(tmp_path / "mine.yaml"), f"--trainer.default_root_dir={folder}", *short
-    )
-    assert outcome.code == 0, outcome.err
+    ran("fit", "--config", str(tmp_path / "mine.yaml"), f"--trainer.default_root_dir={folder}", *short)
     assert len({row["client"] for row in table(folder / "visits.csv")}) == 2
     saved = (folder / "metrics/version_0/config.yaml").read_text()
     # The default of a template that selectors do not read.

@@ -10,6 +10,7 @@ import torch
 from killed import CODES, KILLED, SIGNALS, STOPPED, TERMINATED, Child, at
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from recipe_runs import ran
 from tiny_world import fedlight, refused, table, tiny_selector
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
@@ -290,13 +291,12 @@ def first_round(callback, trainer, *args):
 def test_fit_twice_stopped_and_begun_anew(tiny_model, tmp_path):
     """The command line: killed, stopped and terminated in the second round, finished, given again, changed, longer."""
     whole, run, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
-    assert fedlight("fit", *tiny_selector(tiny_model, whole)).code == 0
+    ran("fit", *tiny_selector(tiny_model, whole))
     arguments = ["fit", *tiny_selector(tiny_model, run)]
     for end in (KILLED, STOPPED, TERMINATED):
         prepare = at(FederatedLoop, "on_train_batch_start", second_round, SIGNALS[end])
         assert Child(arguments, log, prepare).wait() == CODES[end]
-    outcome = fedlight(*arguments)
-    assert outcome.code == 0
+    outcome = ran(*arguments)
     assert f"{run}: the run goes on from epoch=0.ckpt" in outcome.err
     assert "is not empty" not in outcome.err
     assert left_in(run) == left_in(whole)
@@ -319,14 +319,13 @@ def test_fit_twice_stopped_and_begun_anew(tiny_model, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_starts_over_and_is_killed_at_once_does_not_take_up_the_old_one(tiny_model, tmp_path):
     arguments = ["fit", *tiny_selector(tiny_model, tmp_path / "run")]
-    assert fedlight(*arguments).code == 0
+    ran(*arguments)
     other = [*arguments, "--model.lr=0.1"]
     prepare = at(FederatedLoop, "on_train_batch_start", first_round, signal.SIGKILL)
     assert Child([*other, "--resume=false"], tmp_path / "log", prepare).wait() == CODES[KILLED]
-    outcome = fedlight(*other)
-    assert outcome.code == 0
+    outcome = ran(*other)
     assert "stopped without a checkpoint, so it starts over" in outcome.err
-    assert fedlight("fit", *tiny_selector(tiny_model, tmp_path / "new", "--model.lr=0.1")).code == 0
+    ran("fit", *tiny_selector(tiny_model, tmp_path / "new", "--model.lr=0.1"))
     assert left_in(tmp_path / "run") == left_in(tmp_path / "new")
 
 
@@ -343,7 +342,7 @@ def test_a_run_by_lightning_itself_starts_as_it_is_told(tiny_model, tmp_path):
 def test_the_last_checkpoint_of_a_run_without_one_is_refused(tiny_model, tmp_path):
     """Lightning would warn and train over the run."""
     arguments = ["fit", *tiny_selector(tiny_model, tmp_path / "run", "--trainer.max_epochs=1")]
-    assert fedlight(*arguments).code == 0
+    ran(*arguments)
     before = (tmp_path / "run/checkpoints/epoch=0.ckpt").stat().st_mtime_ns
     line = refused(fedlight(*arguments, "--ckpt_path=last"))
     assert f"ckpt_path=last: no checkpoint of the run in {tmp_path}/run is called last: leave it out" in line

@@ -15,6 +15,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
+from recipe_runs import ran
 from tiny_world import fedlight, refused, table, tiny_selector
 
 import fedlight as package
@@ -106,8 +107,7 @@ def test_methods_of_base_classes_are_documented(name):
 @holds("| command line |")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_options(command):
-    shown = fedlight(command, "--help")
-    assert shown.code == 0
+    shown = ran(command, "--help")
     assert "usage: fedlight" in shown.out
 
 
@@ -139,8 +139,7 @@ def test_keys_and_class_names_are_found_or_refused():
 def run(tiny_model, tmp_path_factory):
     """A run with all tables of a federation."""
     folder = tmp_path_factory.mktemp("run")
-    outcome = fedlight("fit", *several_selectors(tiny_model, folder))
-    assert outcome.code == 0, outcome.err
+    ran("fit", *several_selectors(tiny_model, folder))
     return folder
 
 
@@ -177,7 +176,7 @@ def test_columns_and_keys_of_a_run(run, tmp_path, monkeypatch):
     monkeypatch.setattr("fedlight.recipes.steps.note", note, raising=False)
     stage = {"call": "fedlight.recipes.steps.note", "with": {"value": 3}}
     (tmp_path / "small.yaml").write_text(json.dumps({"seeds": [0], "stages": {"one": stage}}))
-    assert fedlight("run", str(tmp_path / "small.yaml"), f"--output={tmp_path / 'out'}").code == 0
+    ran("run", str(tmp_path / "small.yaml"), f"--output={tmp_path / 'out'}")
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert set(results) >= {"recipe", "rows", "seconds", "versions", "digest"}
     assert results["rows"] == [{"method": "one", "value": 3, "seed": 0}]
@@ -252,7 +251,7 @@ def test_with_a_stack_trace_the_code_is_the_same(monkeypatch):
 
 @holds("| 0 |", "| 3 |")
 def test_done_and_unknown():
-    assert fedlight("methods").code == 0
+    ran("methods")
     assert [exit_code([ok("a", "")]), exit_code([unknown("a", "")]), exit_code([problem("a", "")])] == [
         *(0, 3, 2),
     ]
@@ -294,7 +293,7 @@ def test_signals_have_their_codes(monkeypatch, number, code):
 
 @holds("The same version, dependencies, seed and number of threads")
 def test_the_same_run_gives_the_same_bits(run, tiny_model, tmp_path):
-    assert fedlight("fit", *several_selectors(tiny_model, tmp_path)).code == 0
+    ran("fit", *several_selectors(tiny_model, tmp_path))
     for file in (run / "adapter").rglob("*.safetensors"):
         assert (tmp_path / file.relative_to(run)).read_bytes() == file.read_bytes()
     assert table(tmp_path / "groups.csv") == table(run / "groups.csv")
@@ -307,7 +306,7 @@ def test_what_changes_the_last_bits(tiny_model, tmp_path):
     for at_once in (1, 2):
         folder = tmp_path / str(at_once)
         dropout = ("--model.lora.dropout=0", f"--federated.clients_at_once={at_once}")
-        assert fedlight("fit", *tiny_selector(tiny_model, folder, *dropout)).code == 0
+        ran("fit", *tiny_selector(tiny_model, folder, *dropout))
         losses.append([float(row["loss"]) for row in table(folder / "visits.csv")])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     code = "import torch; print(torch.backends.cpu.get_cpu_capability())"

@@ -1,7 +1,8 @@
 import json
 
 import pytest
-from tiny_world import HELDOUT, VOTES, fedlight, table, write_rows
+from recipe_runs import ran
+from tiny_world import HELDOUT, VOTES, table, write_rows
 
 from fedlight.datamodules.preferences.labelling import form_pairs
 from fedlight.modules.reward import RewardModule
@@ -13,12 +14,6 @@ ONE_ROUND = [
     *("--trainer.max_epochs=1", "--federated.clients_per_round=2", "--federated.local_steps=2"),
     "--data.batch_size=4",
 ]
-
-
-def ran(*arguments):
-    outcome = fedlight(*arguments)
-    assert outcome.code == 0, outcome.err
-    return outcome
 
 
 def test_a_reward_model_labels_pairs(tiny_model, tmp_path):

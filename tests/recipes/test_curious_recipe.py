@@ -1,9 +1,8 @@
-import json
-
 import pytest
-from tiny_world import fedlight, table
+from recipe_runs import differing, is_drawn, ran, rows_of, stages_of
+from tiny_world import table
 
-from fedlight.recipes import recipe as recipes
+from fedlight.support.files import result_of
 
 TINY = (
     *("rounds=2", "clients_per_round=1", "local_steps=1", "lora_rank=2", "accelerator=cpu", "attack_every=1"),
@@ -21,12 +20,11 @@ RUNS = ("fewfedpit_50", "fedavg", "fedavg_trained", "feddca")
 
 
 def test_methods_are_attacked_alike_in_equal_federations(tmp_path):
-    stages = {stage.name: stage for stage in recipes.stages(recipes.load("curious"), tmp_path, 1)}
+    stages = stages_of("curious", tmp_path)
     told = {name: stages[name].arguments for name in RUNS}
-    differing = {key for key in told["fedavg"] if told["fedavg"][key] != told["fewfedpit_50"].get(key)}
-    assert differing == {"federated.algorithm"}
-    differing = {key for key in told["fedavg"] if told["fedavg"][key] != told["fedavg_trained"][key]}
-    assert differing == {"trainer.callbacks"}
+    of_few = told["fedavg"].keys() & differing(told["fedavg"], told["fewfedpit_50"])
+    assert of_few == {"federated.algorithm"}
+    assert differing(told["fedavg"], told["fedavg_trained"]) == {"trainer.callbacks"}
     shared = {key for key in told["fedavg"] if told["fedavg"][key] == told["feddca"].get(key)}
     assert shared > {
         *("trainer.callbacks", "trainer.max_epochs", "model.init_args.model", "model.init_args.lr"),
@@ -44,9 +42,7 @@ def test_methods_are_attacked_alike_in_equal_federations(tmp_path):
 
 
 def test_the_recipe_on_a_real_model_attacks_the_same_methods_in_the_same_world(tmp_path):
-    stages = {
-        stage.name: stage for stage in recipes.stages(recipes.load("curious_real", ["rows=r"]), tmp_path, 1)
-    }
+    stages = stages_of("curious_real", tmp_path, "rows=r")
     assert list(stages) == ["shots", "zero_shot", *RUNS, "uploads", "table"]
     told = {name: stages[name].arguments for name in RUNS}
     assert {told[name]["data.init_args.source"] for name in RUNS} == {stages["shots"].arguments["train"]}
@@ -59,20 +55,16 @@ def test_the_recipe_on_a_real_model_attacks_the_same_methods_in_the_same_world(t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "of_recipe", [("curious",), ("curious_real", "--twin")], ids=["curious", "curious_real"]
-)
+@pytest.mark.parametrize("of_recipe", [("curious",), ("curious_real", "--twin")], ids=lambda words: words[0])
 def test_curious(tmp_path, tiny_model, of_recipe):
-    arguments = ("run", *of_recipe, f"--output={tmp_path}", "--seeds", "3", *TINY, f"model={tiny_model}")
-    outcome = fedlight(*arguments)
-    assert outcome.code == 0, outcome.err
-    rows = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    ran("run", *of_recipe, f"--output={tmp_path}", "--seeds", "3", *TINY, f"model={tiny_model}")
+    rows = rows_of(tmp_path)
     methods = ["pre-trained", "FedAvg", "FedAvg, attacker trains", "FedDCA", "FewFedPIT, beta = 0.5"]
     assert list(rows) == methods
     for method, row in rows.items():
         assert all(0 <= row[name] <= 1 for name in ("utility", "secrets found", "by chance"))
         assert ("membership, LiRA" in row) == (method != "FedAvg, attacker trains")
-    uploads = json.loads((tmp_path / "seed3/uploads/done.json").read_text())["result"]["rows"]
+    uploads = result_of(tmp_path / "seed3/uploads")["rows"]
     assert [row["method"] for row in uploads] == ["FedAvg", "FedDCA", "FewFedPIT, beta = 0.5"]
     assert all(0 <= row["membership, Min-K% of uploads"] <= 1 for row in uploads)
     for run in RUNS:
@@ -82,10 +74,6 @@ def test_curious(tmp_path, tiny_model, of_recipe):
         assert all(float(row["client_extraction/queries"]) > 0 for row in on_server)
         assert (len(attacked) > 3) == (run != "fedavg_trained")
     # The attacker that trains sees the same federation.
-    scores = [
-        json.loads((tmp_path / f"seed3/{run}/done.json").read_text())["result"]["metrics"]["score/domain"]
-        for run in ("fedavg", "fedavg_trained")
-    ]
-    assert scores[0] == scores[1]
-    for figure in ("coverage", "membership"):
-        assert "<svg" in (tmp_path / f"seeds_3/{figure}/{figure}.svg").read_text()[:1000]
+    plain, trained = (result_of(tmp_path / f"seed3/{run}")["metrics"] for run in RUNS[1:3])
+    assert plain["score/domain"] == trained["score/domain"]
+    assert all(is_drawn(tmp_path / f"seeds_3/{name}/{name}.svg") for name in ("coverage", "membership"))

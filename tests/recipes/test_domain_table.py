@@ -1,8 +1,7 @@
-import json
-
 import numpy as np
 import pytest
 from finished import finished as stage
+from tiny_world import write_rows
 
 from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
@@ -34,9 +33,7 @@ def record(folder, private, added):
 
 @pytest.fixture
 def source(tmp_path):
-    file = tmp_path / "domain.jsonl"
-    file.write_text("".join(json.dumps(fields(text)) + "\n" for text in DOMAIN))
-    return str(file)
+    return write_rows(tmp_path / "domain.jsonl", [fields(text) for text in DOMAIN])
 
 
 def covered(texts):
@@ -68,22 +65,16 @@ def test_scores_coverage_and_share_of_the_domain(tmp_path, source):
     assert second["coverage"] < third["coverage"] < 1
 
 
-def test_all_texts_cover_all(tmp_path, source):
-    folder = record(tmp_path / "all", {"a": DOMAIN}, {})
-    (row,) = domain_table({"all": {"augmentation": folder, "runs": {}}}, source, COLUMNS)["rows"]
-    assert row == {"method": "all", "coverage": pytest.approx(1, abs=1e-6)}
-
-
 def test_overlap_with_a_reference(tmp_path, source):
     """Rows 0 and 1 are the reference's; the other found row 0 alone."""
     private = {"a": ["red apples"]}
     reference = record(tmp_path / "reference", private, {"a": ["green pears", "blue plums"]})
     found = record(tmp_path / "found", private, {"a": ["green pears"]})
-    none = record(tmp_path / "none", private, {})
-    methods = {name: {"augmentation": f, "runs": {}} for name, f in (("found", found), ("none", none))}
+    every = record(tmp_path / "all", {"a": DOMAIN}, {})
+    methods = {name: {"augmentation": f, "runs": {}} for name, f in (("found", found), ("all", every))}
     rows = domain_table(methods, source, COLUMNS, reference=reference)["rows"]
     assert rows[0]["overlap"] == 0.5
-    assert "overlap" not in rows[1]
+    assert rows[1] == {"method": "all", "coverage": pytest.approx(1, abs=1e-6)}  # nothing was added
 
 
 def ask(topic, before=""):
@@ -93,8 +84,7 @@ def ask(topic, before=""):
 def test_topics_that_were_added_and_no_client_had(tmp_path):
     """Of five topics of kitchen one client knows ``ben bread`` and the other ``eva corn``."""
     texts = [ask(topic) for topic in ("ben bread", "eva corn", "dan pies", "finn beans", "gina cakes")]
-    source = tmp_path / "kitchen.jsonl"
-    source.write_text("".join(json.dumps(fields(text)) + "\n" for text in texts))
+    source = write_rows(tmp_path / "kitchen.jsonl", [fields(text) for text in texts])
     private = {"a": [texts[0]], "b": [texts[1]]}
     other = "which sells sounds ? ben hats"  # of another domain
     added = {"a": [texts[1], texts[2], other], "b": [texts[2], "+" + ask("gina cakes", "ben bakes pies . ")]}
@@ -102,24 +92,22 @@ def test_topics_that_were_added_and_no_client_had(tmp_path):
         "none": {"augmentation": record(tmp_path / "none", private, {}), "runs": {}},
         "some": {"augmentation": record(tmp_path / "some", private, added), "runs": {}},
     }
-    none, some = domain_table(methods, str(source), COLUMNS, topics="toy")["rows"]
+    none, some = domain_table(methods, source, COLUMNS, topics="toy")["rows"]
     assert (none["new_topics"], some["new_topics"]) == (0, 2)  # dan pies, and gina cakes in other words
-    assert "new_topics" not in domain_table(methods, str(source), COLUMNS)["rows"][1]
+    assert "new_topics" not in domain_table(methods, source, COLUMNS)["rows"][1]
     with pytest.raises(ValueError, match="topics='toys': did you mean 'toy'"):
-        domain_table(methods, str(source), COLUMNS, topics="toys")
+        domain_table(methods, source, COLUMNS, topics="toys")
 
 
 def test_each_of_several_domains_is_covered_by_its_own_texts_alone(tmp_path, source):
     """The client's ``blue cars`` would come nearer to ``blue plums`` than its fruit does."""
-    cars = tmp_path / "cars.jsonl"
-    cars.write_text("".join(json.dumps(fields(text)) + "\n" for text in ("blue cars", "slow cars")))
-    folder = record(
-        tmp_path / "some", {"a": ["red apples", "blue cars"]}, {"a": ["green pears", "slow cars"]}
-    )
+    cars = write_rows(tmp_path / "cars.jsonl", [fields(text) for text in ("blue cars", "slow cars")])
+    own, added = {"a": ["red apples", "blue cars"]}, {"a": ["green pears", "slow cars"]}
+    folder = record(tmp_path / "some", own, added)
     run = stage(tmp_path / "run", **{"score/fruit": 0.25, "score/cars": 0.75})
     domains = {
         "fruit": {"source": source, "metric": "score/fruit"},
-        "cars": {"source": str(cars), "metric": "score/cars"},
+        "cars": {"source": cars, "metric": "score/cars"},
     }
     methods = {"mixed": {"augmentation": folder, "runs": {"score": run}}}
     both, fruit, of_cars = by_domain_table(methods, domains, COLUMNS)["rows"]
@@ -141,15 +129,9 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
     """Differences of 0.1, 0.2 and 0.3: 0.2 ± 4.303 * 0.1 / sqrt(3), although the scores themselves vary by far more."""
     tables = []
     for seed, (other, ours) in enumerate([(0.1, 0.2), (0.5, 0.7), (0.3, 0.6)]):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        rows = [
-            {"method": "zero-shot", "FedAvg": 0.0},
-            {"method": "direct", "FedAvg": other},
-            {"method": "FedDCA", "FedAvg": ours, "new_topics": 3 + seed},
-        ]
-        (folder / "done.json").write_text(json.dumps({"result": {"rows": rows}, "seconds": 1}))
-        tables.append(str(folder))
+        rows = [{"method": "zero-shot", "FedAvg": 0.0}, {"method": "direct", "FedAvg": other}]
+        rows.append({"method": "FedDCA", "FedAvg": ours, "new_topics": 3 + seed})
+        tables.append(stage(tmp_path / str(seed), rows))
     found = differences(tables, "direct", ["FedAvg", "new_topics"], difference=0.1)
     zero, ours = found["rows"]
     half = 4.302653 * 0.1 / 3**0.5
@@ -172,10 +154,8 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
 def test_differences_to_a_column_are_those_of_each_method(tmp_path):
     tables = []
     for seed, (without, noised) in enumerate([(0.5, 0.4), (0.7, 0.6)]):
-        (tmp_path / str(seed)).mkdir()
         rows = [{"method": "SFT", "none": without, "epsilon 1": noised}, {"method": "FedBis", "none": 1.0}]
-        (tmp_path / str(seed) / "done.json").write_text(json.dumps({"result": {"rows": rows}, "seconds": 1}))
-        tables.append(str(tmp_path / str(seed)))
+        tables.append(stage(tmp_path / str(seed), rows))
     [only] = differences(tables, "none", ["epsilon 1"])["rows"]
     assert (only["method"], only["epsilon 1"]) == ("SFT", pytest.approx(-0.1))
 
@@ -186,9 +166,7 @@ def test_what_is_missing_is_named(tmp_path, source):
     with pytest.raises(ValueError, match="has no metric 'score/domain'; it has loss"):
         domain_table({"none": {"augmentation": folder, "runs": {"s": run}}}, source, COLUMNS)
     undone = {"none": {"augmentation": folder, "runs": {"s": str(tmp_path / "no")}}}
-    with pytest.raises(
-        ValueError, match=r"done\.json: there is no such file: give the folder of a finished stage"
-    ):
+    with pytest.raises(ValueError, match=r"done\.json: there is no such file: give the folder of a fin"):
         domain_table(undone, source, COLUMNS)
     with pytest.raises(ValueError, match=r"added.jsonl: there is no such file"):
         domain_table({"none": {"augmentation": str(tmp_path / "no"), "runs": {}}}, source, COLUMNS)

@@ -3,7 +3,8 @@ from collections import Counter
 
 import pytest
 from real_rows import UKP
-from tiny_world import fedlight, write_rows
+from recipe_runs import ran, rows_of, stages_of
+from tiny_world import write_rows
 
 from fedlight import conf
 from fedlight.datamodules.rows.exclusion import Holdout
@@ -11,18 +12,13 @@ from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.recipes import method_table
 from fedlight.recipes import recipe as recipes
 from fedlight.recipes.voters import sample_pairs, sample_voters
-from fedlight.support.files import write_json
+from fedlight.support.files import result_of, write_json
 
 TRAINED, HELD = "is-porn-wrong-_yes", "tv-is-better-than-books_tv"
 METHODS = [
     *("raw", "raw, letters calibrated", "longer wins, characters", "local only", "pooled votes"),
     *("FedBis", "other workers, pooled"),
 ]
-
-
-def stages(tmp_path, *changes, twin=False):
-    values = recipes.load("fedbis_real", list(changes), twin)
-    return {stage.name: stage for stage in recipes.stages(values, tmp_path / "seed0", 0)}
 
 
 def rows(voters=6, each=3):
@@ -49,9 +45,8 @@ def test_clients_and_the_judges_workers_are_other_people(tmp_path):
     assert {row["topic"] for name in ("train", "others") for row in load_rows(files[name])} == {TRAINED}
     alone = sample_voters(source=source, num_clients=3, **settings, train=files["test"], test=files["others"])
     assert alone == done
-    assert {
-        row["worker"] for row in load_rows(files["test"])
-    } == ours  # the draw does not depend on the others
+    # The draw does not depend on the others.
+    assert {row["worker"] for row in load_rows(files["test"])} == ours
     with pytest.raises(RowsError, match=r"6 voters have 6 votes .* fewer than 2 num_clients=8"):
         sample_voters(source=source, num_clients=4, **settings, **files)
 
@@ -75,15 +70,13 @@ def test_pairs_are_decided_held_out_and_shared_among_voters(tmp_path):
 
 
 def test_its_twin_has_the_same_stages(tmp_path):
-    large, small = stages(tmp_path), stages(tmp_path, twin=True)
+    large, small = (stages_of("fedbis_real", tmp_path, twin=twin) for twin in (False, True))
     assert [*large] == [*small]
     for name, stage in large.items():
         extra = {"data.init_args.columns.group"} if name == "local_only" else set()
         assert {*small[name].arguments} == {*stage.arguments} | extra
-    for name in (
-        *("selector", "pooled", "others", "local_only", "selector_test", "raw_test", "pooled_test"),
-        "others_test",
-    ):
+    tested = ("selector_test", "raw_test", "pooled_test", "others_test")
+    for name in ("selector", "pooled", "others", "local_only", *tested):
         assert large[name].arguments["model.init_args.orders"] == "both"
         assert large[name].arguments["data.init_args.format.trim"] is None  # half a claim is no claim
     assert large["pooled"].arguments["trainer.limit_train_batches"] == 5 * 4
@@ -98,23 +91,20 @@ def test_the_longer_answer_is_judged_on_the_pairs_that_selectors_read(tmp_path, 
         {"prompt": "p", "response_a": "x", "response_b": "long " * 200, "choice": "b"},
         {"prompt": "p", "response_a": "x", "response_b": "long er", "choice": "a"},
     ]
-    stage = stages(
-        *(tmp_path, f"model={tiny_model}", f"test_source={write_rows(tmp_path / 'gold.jsonl', pairs)}"),
-        "max_tokens=100",
-    )["longer_characters"]
+    changes = (f"model={tiny_model}", f"test_source={write_rows(tmp_path / 'gold.jsonl', pairs)}")
+    stage = stages_of("fedbis_real", tmp_path, *changes, "max_tokens=100")["longer_characters"]
     metrics = stage.run()["result"]["metrics"]
     assert (metrics["test/votes"], metrics["test/accuracy"]) == (1, 0.0)
 
 
 def test_the_prompts(tmp_path, tiny_model):
     source = write_rows(tmp_path / "gold.jsonl", UKP)
-    outcome = fedlight(
+    ran(
         *("predict", "--config=completions.yaml", f"--data={conf.path('data/debate_prompts.yaml')}"),
         *(f"--data.source={source}", f"--data.tokenizer={tiny_model}", f"--model.model={tiny_model}"),
         *("--data.limit=3", "--model.completions.max_new_tokens=2", "--model.completions.number=1"),
         *("--trainer.accelerator=cpu", f"--trainer.default_root_dir={tmp_path}"),
     )
-    assert outcome.code == 0, outcome.err
     fields = [row["fields"] for row in load_rows(str(tmp_path / "completions.jsonl"))]
     assert fields == [{"prompt": "claim", "example": f"one {i}"} for i in range(3)]
 
@@ -148,24 +138,24 @@ def test_a_judge_at_chance_is_named_so(tmp_path, monkeypatch, low, column):
 
 @pytest.mark.slow
 def test_the_twin_runs(tmp_path, tiny_model):
-    outcome = fedlight(
+    ran(
         *("run", "fedbis_real", "--twin", "--seeds=0", f"--output={tmp_path}", f"model={tiny_model}"),
         *("accelerator=cpu", "rounds=1", "clients_per_round=2", "local_steps=1", "local_steps_alone=1"),
         *("others_steps=10", "test_pairs=24", "num_prompts=8", "duel_prompts=8", "max_new_tokens=6"),
         *("dpo_epochs=1", "dpo_lr=0.05"),
     )
-    assert outcome.code == 0, outcome.err
-    found = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert [row["method"] for row in found] == METHODS
-    for row in found:
+    rows = rows_of(tmp_path)
+    assert [*rows] == METHODS
+    for row in rows.values():
         assert 0 <= row["both_orders_low"] <= row["both_orders"] <= row["both_orders_high"] <= 1
-    assert found[5]["labelled"] <= 8
-    assert any(name.startswith("win_rate") for name in found[5])
-    lost = {row["method"]: row["perplexity_elsewhere"] for row in found if "knowledge" in row}
+    assert rows["FedBis"]["labelled"] <= 8
+    assert any(name.startswith("win_rate") for name in rows["FedBis"])
+    lost = {name: row["perplexity_elsewhere"] for name, row in rows.items() if "knowledge" in row}
     assert list(lost) == ["raw", "FedBis"]
     assert lost["raw"] != lost["FedBis"]  # the tuned model is another one
     letters = json.loads((tmp_path / "seed0/letters/letters.json").read_text())
     assert 0.01 <= letters["temperature"] <= 100
-    assert found[0]["both_orders"] == found[1]["both_orders"]  # no letter is preferred in both orders
-    written = json.loads((tmp_path / "seed0/results/done.json").read_text())["result"]["rows"]
+    # No letter is preferred in both orders.
+    assert rows["raw"]["both_orders"] == rows["raw, letters calibrated"]["both_orders"]
+    written = result_of(tmp_path / "seed0/results")["rows"]
     assert [row["method"] for row in written] == ["raw", "FedBis", "longer wins"]

@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from tiny_world import fedlight, table
+from recipe_runs import differing, is_drawn, ran, rows_of, stages_of
+from tiny_world import read_lines, table
 from trimmed import trimmed
 
-from fedlight.recipes import recipe as recipes
+from fedlight.support.files import result_of
 from fedlight.toy import rows as fedlight_rows
 
 FEDERATED = (
@@ -19,10 +20,7 @@ LEAKS = ("rouge_l", "exact", "secrets", "extracted", "membership")
 CHANGES = (
     *(
         *("accelerator=cpu", "rounds=2", "clients_per_round=1", "local_steps=1", "lora_rank=2", "number=3"),
-        "keep=2",
-    ),
-    *(
-        *("epochs=2", "epochs_between_attacks=2", "asked_every=1", "attacked_every=2", "asked=4"),
+        *("keep=2", "epochs=2", "epochs_between_attacks=2", "asked_every=1", "attacked_every=2", "asked=4"),
         *("samples=4", "members=4"),
     ),
     *("writer_rank=2", "writer_epochs=1", "exercises=toy:writing?seed=${seed}&size=32&known=4"),
@@ -35,21 +33,15 @@ CHANGES = (
 )
 
 
+def arguments_of(recipe, folder, *changes):
+    return {name: stage.arguments for name, stage in stages_of(recipe, folder, *changes).items()}
+
+
 def test_baselines_differ_from_the_method_in_what_their_names_say(tmp_path):
-    found = {stage.name: stage.arguments for stage in recipes.stages(recipes.load("fewfedpit"), tmp_path, 1)}
-    assert set(METHODS) < set(
-        found["table"]["methods"]
-    )  # a baseline whose weights are ours says so in its name
-    ours = found["fewfedpit_50"]
-    changed = {
-        name: {
-            key
-            for key in {**ours, **arguments}
-            if ours.get(key, "as it is") != arguments.get(key, "as it is")
-        }
-        for name, arguments in found.items()
-        if name not in ("exercises", "merge", "zero_shot", "wins", "table", "fewfedpit_50")
-    }
+    found = arguments_of("fewfedpit", tmp_path)
+    assert set(METHODS) < set(found["table"]["methods"])  # whose weights are ours is said in the name
+    others = found.keys() - {"exercises", "merge", "zero_shot", "wins", "table", "fewfedpit_50"}
+    changed = {name: differing(found["fewfedpit_50"], found[name]) for name in others}
     algorithm = {"federated.algorithm"}
     assert [changed.pop(f"fewfedpit_{beta}") for beta in (0, 25, 75)] == [algorithm] * 3
     assert changed == {
@@ -67,32 +59,22 @@ def test_baselines_differ_from_the_method_in_what_their_names_say(tmp_path):
         "locit": algorithm | {"trainer.callbacks"},
         "locit_sg": algorithm | {"trainer.callbacks"},
     }
-    betas = {
-        name: found[name]["federated.algorithm"]["init_args"]["beta"]
-        for name in found
-        if "fewfedpit_" in name
-    }
-    assert all(beta == int(name.rpartition("_")[2]) / 100 for name, beta in betas.items())
+    for percent in (0, 25, 50, 75):
+        algorithm = found[f"fewfedpit_{percent}"]["federated.algorithm"]
+        assert algorithm["init_args"]["beta"] == percent / 100
 
 
 def test_the_recipe_on_a_real_model_differs_between_methods_in_the_algorithm_alone(tmp_path):
-    recipe = recipes.load("fewfedpit_real", ["rows=rows.jsonl"])
-    found = {stage.name: stage.arguments for stage in recipes.stages(recipe, tmp_path, 1)}
+    found = arguments_of("fewfedpit_real", tmp_path, "rows=rows.jsonl")
     methods = ("fedavg", "fewfedpit_0", "fewfedpit_25", "fewfedpit_50", "fewfedpit_75")
-    assert list(found) == [
-        *("shots", "zero_shot", "fewfedpit_50", "fedavg"),
-        *methods[1:3],
-        *(methods[4], "local", "table", "forgetting"),
-    ]
+    first, last = ("shots", "zero_shot", "fewfedpit_50", "fedavg"), ("local", "table", "forgetting")
+    assert list(found) == [*first, *methods[1:3], methods[4], *last]
     ours = found["fewfedpit_50"]
     for name in methods:
         assert found[name] == {**ours, "federated.algorithm": found[name]["federated.algorithm"]}
     # Alone, each client trains for as many steps as it does in a federation, on average.
-    steps = [
-        found[name]["trainer.max_epochs"] * found[name]["federated.clients_per_round"]
-        for name in ("local", "fedavg")
-    ]
-    assert steps == [18, 18]
+    for told in (found["local"], found["fedavg"]):
+        assert told["trainer.max_epochs"] * told["federated.clients_per_round"] == 18
     assert ours["data.init_args.source"] == found["shots"]["train"]
     assert ours["data.init_args.synthesis"]["init_args"]["prompts"] is None
     for attack in ours["trainer.callbacks"]:
@@ -104,9 +86,8 @@ def test_the_recipe_on_a_real_model_differs_between_methods_in_the_algorithm_alo
 def test_the_twin_of_the_recipe_on_a_real_model(tmp_path, tiny_model):
     changes = [*CHANGES, f"model={tiny_model}", "clients=2"]
     changes = [one for one in changes if not one.startswith(("unseen", "epochs", "members"))]
-    outcome = fedlight("run", "fewfedpit_real", "--twin", f"--output={tmp_path}", "--seeds", "3", *changes)
-    assert outcome.code == 0, outcome.err
-    rows = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    ran("run", "fewfedpit_real", "--twin", f"--output={tmp_path}", "--seeds", "3", *changes)
+    rows = rows_of(tmp_path)
     betas = [f"FewFedPIT, beta = {beta}" for beta in ("0", "0.25", "0.5", "0.75")]
     assert list(rows) == ["pre-trained", "FedAvg", *betas, "local"]
     assert {"rouge_l", "exact", "extracted", "responses"} < set(rows["FedAvg"])
@@ -118,10 +99,8 @@ def test_the_twin_of_the_recipe_on_a_real_model(tmp_path, tiny_model):
 @pytest.mark.slow
 def test_fewfedpit(tmp_path, tiny_model):
     recipe = trimmed("fewfedpit", tmp_path, "fedprox", "fedopt", "fewfedpit_0", "fewfedpit_75")
-    arguments = ("run", recipe, f"--output={tmp_path}", "--seeds", "3", *CHANGES, f"model={tiny_model}")
-    outcome = fedlight(*arguments)
-    assert outcome.code == 0, outcome.err
-    rows = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    ran("run", recipe, f"--output={tmp_path}", "--seeds", "3", *CHANGES, f"model={tiny_model}")
+    rows = rows_of(tmp_path)
     assert list(rows) == ["pre-trained", *METHODS]
     for method, row in rows.items():
         assert 0 <= row["utility"] <= 1
@@ -135,14 +114,12 @@ def test_fewfedpit(tmp_path, tiny_model):
     attacked = table(seed / "fewfedpit_25/attacks/attacks.csv")
     assert {row["round"] for row in attacked if row["target"] == "global"} == {"0", "1", "2"}
     for figure in ("trade_off", "leakage", "leakage_of_uploads", "secrets"):
-        assert "<svg" in (tmp_path / f"seeds_3/{figure}/{figure}.svg").read_text()[:1000]
-    assert "──" not in fedlight(*arguments).err
+        assert is_drawn(tmp_path / f"seeds_3/{figure}/{figure}.svg")
 
 
 def test_private_steps_are_matched_by_the_servers_learning_rate(tmp_path):
     """FedAvg's rate is beta, or FewFedPIT's 1 / beta; nothing else differs."""
-    recipe = recipes.load("fewfedpit_rule", ["more=true"])
-    found = {stage.name: stage.arguments for stage in recipes.stages(recipe, tmp_path, 1)}
+    found = arguments_of("fewfedpit_rule", tmp_path, "more=true")
     for percent in (25, 50, 75):
         beta = percent / 100
         step, full, ours = (found[f"{name}_{percent}"] for name in ("step", "full", "fewfedpit"))
@@ -152,15 +129,12 @@ def test_private_steps_are_matched_by_the_servers_learning_rate(tmp_path):
         for arguments, rate in ((step, beta), (full, 1 / beta)):
             assert arguments["federated.server"]["class_path"] == "Average"
             assert arguments["federated.server"]["init_args"]["lr"] == pytest.approx(rate, rel=1e-12)
-    for name in ("ood", "simd", "ideal"):
+    domains = {"ood": ["market", "farm", "chatter"], "simd": ["craft"], "ideal": ["kitchen"]}
+    for name, where in domains.items():
         other = found[name]["data.init_args.synthesis"]
+        assert other["init_args"]["where"]["domain"] == where
         assert found[name] == {**found["fewfedpit_50"], "data.init_args.synthesis": other}
         assert other["init_args"]["number"] == found["fewfedpit_50"]["data.init_args.keep"]
-    domains = [
-        found[name]["data.init_args.synthesis"]["init_args"]["where"]["domain"]
-        for name in ("ood", "simd", "ideal")
-    ]
-    assert domains == [["market", "farm", "chatter"], ["craft"], ["kitchen"]]
 
 
 RULE_CHANGES = (
@@ -194,23 +168,18 @@ def test_fewfedpit_rule(tmp_path, tiny_model):
             if not stage["with"]["pairs"]:
                 del figures[figure]
     (tmp_path / "fewfedpit_rule.yaml").write_text(json.dumps(loaded))
-    arguments = ("run", recipe, f"--output={tmp_path}", "--seeds", "3", *RULE_CHANGES, f"model={tiny_model}")
-    outcome = fedlight(*arguments)
-    assert outcome.code == 0, outcome.err
-    found = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    ran("run", recipe, f"--output={tmp_path}", "--seeds", "3", *RULE_CHANGES, f"model={tiny_model}")
+    found = rows_of(tmp_path)
     assert set(found) == {"pre-trained", *rows}
     assert {"+OOD", "+SIMD", "+IDEAL", "FedAvg, server lr = 0.5"} <= rows
     assert all({"facts", "secrets", "facts of uploads"} <= set(found[name]) for name in ("FedAvg", "+OOD"))
     for name, domains in (("ood", {"chatter", "market", "farm"}), ("ideal", {"kitchen"})):
-        lines = (tmp_path / f"seed3/{name}/synthetic/round_0001.jsonl").read_text().splitlines()
-        made = [json.loads(line) for line in lines[1:]]
+        made = read_lines(tmp_path / f"seed3/{name}/synthetic/round_0001.jsonl")[1:]
         assert len(made) == 2  # of one client
         public = fedlight_rows("instructions", seed=3, split="public", joined=1, rule=1)
         of = {(row["instruction"], row["output"]): row["domain"] for row in public}
         assert {of[row["fields"]["instruction"], row["fields"]["response"]] for row in made} <= domains
-    matched = json.loads((tmp_path / "seeds_3/matched/done.json").read_text())["result"]["rows"]
-    assert [row["pair"] for row in matched] == ["β = 0.5, step x 0.5"]
-    full = json.loads((tmp_path / "seeds_3/full_step/done.json").read_text())["result"]["rows"]
-    assert [row["pair"] for row in full] == ["β = 0.5, full step"]
+    for name, pair in (("matched", "β = 0.5, step x 0.5"), ("full_step", "β = 0.5, full step")):
+        assert [row["pair"] for row in result_of(tmp_path / f"seeds_3/{name}")["rows"]] == [pair]
     for figure in ("trade_off", "matched", "full_step", "figure_4a", "claims", "claims_facts", "leakage"):
-        assert "<svg" in (tmp_path / f"seeds_3/{figure}/{figure}.svg").read_text()[:1000]
+        assert is_drawn(tmp_path / f"seeds_3/{figure}/{figure}.svg")

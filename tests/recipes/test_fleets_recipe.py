@@ -1,7 +1,8 @@
-import json
-
 import pytest
-from tiny_world import HELDOUT, VOTES, fedlight, table
+from recipe_runs import ran
+from tiny_world import HELDOUT, VOTES, table
+
+from fedlight.support.files import result_of
 
 pytestmark = pytest.mark.slow
 WIRES = {"phones": 32, "fp16": 16, "int8": 8, "nf4": 4}
@@ -11,12 +12,8 @@ WIRES = {"phones": 32, "fp16": 16, "int8": 8, "nf4": 4}
 def folder(tmp_path_factory, tiny_model):
     folder = tmp_path_factory.mktemp("fleets")
     few = ["rounds=2", "clients_per_round=2", "local_steps=1", "batch_size=4", "over_selection=3", "scale=1"]
-    changes = [
-        *(f"model={tiny_model}", f"train_source={VOTES}", f"test_source={HELDOUT}", "accelerator=cpu"),
-        *few,
-    ]
-    outcome = fedlight("run", "fleets", f"--output={folder}", *changes)
-    assert outcome.code == 0, outcome.err
+    changes = (f"model={tiny_model}", f"train_source={VOTES}", f"test_source={HELDOUT}", "accelerator=cpu")
+    outcome = ran("run", "fleets", f"--output={folder}", *changes, *few)
     assert "took part" in outcome.out
     return folder / "seed0"
 
@@ -27,7 +24,7 @@ def test_both_figures_and_their_tables(folder):
         ("by_wire", ["32 bits", "16 bits", "8 bits", "4 bits", "largest tenth"]),
     ):
         assert (folder / name / "quality.svg").stat().st_size > 5000
-        rows = json.loads((folder / name / "done.json").read_text())["result"]["rows"]
+        rows = result_of(folder / name)["rows"]
         assert [row["method"] for row in rows] == methods
         assert all(row["hours"] > 0 and row["took_part"] >= 2 for row in rows)
 
@@ -41,6 +38,5 @@ def test_devices_and_wires_are_those_of_the_settings(folder):
     assert up["mixed"] == up["edge"] == up["phones"]
     assert up["phones"] > up["fp16"] > up["int8"] > up["nf4"]
     assert up["phones"] > up["largest_tenth"]
-    assert {row["device"] for row in table(folder / "edge/visits.csv")} <= {
-        *("jetson_agx_orin", "jetson_orin_nano", "raspberry_pi_5", "macbook_air_m2"),
-    }
+    edge = {"jetson_agx_orin", "jetson_orin_nano", "raspberry_pi_5", "macbook_air_m2"}
+    assert {row["device"] for row in table(folder / "edge/visits.csv")} <= edge

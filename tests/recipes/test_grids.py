@@ -8,6 +8,9 @@ def stages(tmp_path, runs, **others):
     return {stage.name: stage for stage in recipes.stages(recipe, tmp_path, 0)}
 
 
+TABLE = {"call": "fedlight.recipes.method_table.settings_table", "with": {"methods": "${grid:runs}"}}
+
+
 def fit(*axes, **settings):
     return {"fit": "selector.yaml", "with": {"trainer.max_epochs": 3, **settings}, "grid": [*axes]}
 
@@ -15,20 +18,15 @@ def fit(*axes, **settings):
 def test_there_is_a_stage_for_every_choice_and_a_reference_to_all_folders(tmp_path):
     methods = {"FedAvg": None, "FedProx, mu 1": {"federated.algorithm": {"class_path": "FedProx"}}}
     limits = {"all": {}, "10 %": {"data.init_args.limit": 10}}
-    table = {"call": "fedlight.recipes.method_table.settings_table", "with": {"methods": "${grid:runs}"}}
-    made = stages(tmp_path, fit(methods, limits), table=table)
+    made = stages(tmp_path, fit(methods, limits), table=TABLE)
     assert [*made] == ["fedavg_all", "fedavg_10", "fedprox_mu_1_all", "fedprox_mu_1_10", "table"]
     assert made["fedavg_all"].arguments == {"trainer.max_epochs": 3}
-    assert made["fedprox_mu_1_10"].arguments == {
-        "trainer.max_epochs": 3,
-        "federated.algorithm": {"class_path": "FedProx"},
-        "data.init_args.limit": 10,
+    changed = {"federated.algorithm": {"class_path": "FedProx"}, "data.init_args.limit": 10}
+    assert made["fedprox_mu_1_10"].arguments == {"trainer.max_epochs": 3, **changed}
+    folders = {
+        name: str(tmp_path / f"fedprox_mu_1_{place}") for name, place in (("all", "all"), ("10 %", "10"))
     }
-    folders = made["table"].arguments["methods"]
-    assert folders["FedProx, mu 1"] == {
-        "all": str(tmp_path / "fedprox_mu_1_all"),
-        "10 %": str(tmp_path / "fedprox_mu_1_10"),
-    }
+    assert made["table"].arguments["methods"]["FedProx, mu 1"] == folders
 
 
 def test_a_class_on_an_axis_replaces_the_settings_of_another_one(tmp_path):
@@ -60,31 +58,25 @@ def test_wrong_grids_are_refused(tmp_path, axes, complaint):
 
 
 def test_a_reference_to_no_grid_is_refused(tmp_path):
-    table = {"call": "fedlight.recipes.method_table.settings_table", "with": {"methods": "${grid:walks}"}}
     with pytest.raises(ValueError, match="refers to what it does not have"):
-        stages(tmp_path, fit({"one": {}}), table=table)
+        stages(tmp_path, fit({"one": {}}), table=TABLE | {"with": {"methods": "${grid:walks}"}})
 
 
 def test_axes_may_be_references(tmp_path):
-    table = {"call": "fedlight.recipes.method_table.settings_table", "with": {"methods": "${grid:runs}"}}
-    recipe = {"axes": {"one": {}, "other": None}, "stages": {"runs": fit("${axes}"), "table": table}}
+    recipe = {"axes": {"one": {}, "other": None}, "stages": {"runs": fit("${axes}"), "table": TABLE}}
     made = {stage.name: stage for stage in recipes.stages(recipe, tmp_path, 0)}
     assert [*made] == ["one", "other", "table"]
     assert made["table"].arguments["methods"]["other"] == str(tmp_path / "other")
 
 
 def test_a_wrong_grid_is_named_where_a_table_refers_to_it(tmp_path):
-    table = {"call": "fedlight.recipes.method_table.settings_table", "with": {"methods": "${grid:runs}"}}
     with pytest.raises(ValueError, match="stage runs: grid is a list of axes"):
-        stages(tmp_path, fit(3), table=table)
+        stages(tmp_path, fit(3), table=TABLE)
     with pytest.raises(ValueError, match="no stage 'runs' with a grid"):
-        stages(tmp_path, {"fit": "selector.yaml"}, table=table)
+        stages(tmp_path, {"fit": "selector.yaml"}, table=TABLE)
 
 
 def test_over_seeds_a_grid_has_no_folders(tmp_path):
-    recipe = {
-        "stages": {"runs": fit({"one": {}})},
-        "over_seeds": {"table": {"call": "fedlight.recipes.steps.note", "with": {"x": "${grid:runs}"}}},
-    }
+    recipe = {"stages": {"runs": fit({"one": {}})}, "over_seeds": {"table": TABLE}}
     with pytest.raises(ValueError, match="every"):
         recipes.stages_over_seeds(recipe, tmp_path, [0])

@@ -1,9 +1,8 @@
-import csv
 import json
 
 import numpy as np
 import pytest
-from tiny_world import read_lines, write_rows
+from tiny_world import read_lines, table, write_rows
 
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.judges.judge_agreement import judge_agreement
@@ -46,9 +45,7 @@ def test_votes_on_one_pair_are_gathered(file):
         ("one", "and more", [0.5]),
         ("long one", "no", [1]),
     ]
-    assert [(pair.question, pair.category) for pair in pairs] == [
-        *(("1", "math"), ("2", "math"), ("3", "art"), ("3", "art"))
-    ]
+    assert [pair.question + pair.category for pair in pairs] == ["1math", "2math", "3art", "3art"]
     assert pairs[0].fields == {"prompt": "Question 1?"}
     assert read_pairs(file, COLUMNS, CHOICES)[0][3].question == "Question 3?"
     assert (counts.rows, counts.votes, counts.pairs, counts.repeated) == (8, 6, 4, 3)
@@ -65,10 +62,8 @@ def test_an_empty_answer_is_an_answer(tmp_path):
     file = write_rows(tmp_path / "votes.jsonl", votes)
     done = judge_agreement(file, {"longer": LONGER}, COLUMNS, CHOICES, str(tmp_path / "out"), "question_id")
     records = read_lines(tmp_path / "out/verdicts.jsonl")
-    assert [(own["first"], own["second"], own["votes"], own["ours_first"]) for own in records] == [
-        ("an answer", "", [1, 0], 1),
-        ("long one", "no", [1], 1),
-    ]
+    told = [tuple(own[name] for name in ("first", "second", "votes", "ours_first")) for own in records]
+    assert told == [("an answer", "", [1, 0], 1), ("long one", "no", [1], 1)]
     counts = json.loads((tmp_path / "out/counts.json").read_text())
     assert done["counts"] == counts
     assert (counts["rows"], counts["votes"], counts["on_empty"], counts["identical"]) == (4, 3, 2, 1)
@@ -130,12 +125,10 @@ def test_the_counts_add_up_to_the_rows_read(tmp_path, limit):
         assert counts.unnamed == nameless
         assert counts.not_drawn == 0 < counts.on_empty
 
-    done = judge_agreement(
-        file, {"longer": LONGER}, COLUMNS, CHOICES, str(tmp_path / "out"), "question_id", limit
-    )
+    settings = ({"longer": LONGER}, COLUMNS, CHOICES, str(tmp_path / "out"), "question_id", limit)
+    done = judge_agreement(file, *settings)
     assert done["counts"]["rows"] == 120
-    with (tmp_path / "out/agreement.csv").open() as opened:
-        every, *categories = csv.DictReader(opened)
+    every, *categories = table(tmp_path / "out/agreement.csv")
     assert [line["category"] for line in categories] == ["(none)", "math"]
     reasons = ("pairs", "unread_pairs", "no_verdict", "no_vote", "no_majority")
     for ending in ("", "_decided"):
@@ -155,13 +148,12 @@ def test_the_report_shows_the_ten_largest_categories(tmp_path):
     done = judge_agreement(file, {"longer": LONGER}, COLUMNS, CHOICES, str(tmp_path / "out"), "question_id")
     shown = [f"topic {category:02}" for category in range(12, 2, -1)]
     shares, counts = (part.split("┡")[1] for part in done["report"].split("longer")[1:])
-    for table in (shares, counts):
-        assert [words for words in shown if words in table] == shown
-        assert table.index(shown[0]) < table.index(shown[-1])
-        assert not any(f"topic {category:02}" in table for category in (0, 1, 2))
+    for text in (shares, counts):
+        assert [words for words in shown if words in text] == shown
+        assert text.index(shown[0]) < text.index(shown[-1])
+        assert not any(f"topic {category:02}" in text for category in (0, 1, 2))
     assert "3 more categories are in agreement.csv." in done["report"]
-    with (tmp_path / "out/agreement.csv").open() as opened:
-        assert len(list(csv.DictReader(opened))) == 14
+    assert len(table(tmp_path / "out/agreement.csv")) == 14
 
 
 def test_a_judge_against_people_by_category(file, tmp_path):
@@ -174,15 +166,17 @@ def test_a_judge_against_people_by_category(file, tmp_path):
     assert row["majority_decided"] == pytest.approx(2 / 3)
     assert row["people_decided"] == 1
     assert (row["order_changed"], row["prefers_first"], row["unread"]) == (0, 0.5, 0)
-    with (tmp_path / "out/agreement.csv").open() as opened:
-        lines = list(csv.DictReader(opened))
-    assert [(line["judge"], line["category"], line["pairs"]) for line in lines] == [
-        *(("longer", "all", "4"), ("longer", "art", "2"), ("longer", "math", "2"))
+    lines = table(tmp_path / "out/agreement.csv")
+    assert [(line["category"], line["pairs"]) for line in lines] == [
+        ("all", "4"),
+        ("art", "2"),
+        ("math", "2"),
     ]
+    assert {line["judge"] for line in lines} == {"longer"}
     assert float(lines[2]["vote"]) == pytest.approx(1 / 3)
     assert lines[1]["people"] == ""  # nobody there has company
     assert "longer, against people" in done["report"]
-    first = json.loads((tmp_path / "out/verdicts.jsonl").read_text().splitlines()[0])
+    first = read_lines(tmp_path / "out/verdicts.jsonl")[0]
     assert (first["votes"], first["ours_first"], first["ours_second"]) == ([1, 1, 0.5], 1, 1)
 
 
@@ -190,11 +184,7 @@ def test_what_does_not_fit_is_named(file, tmp_path):
     for columns, choices, why in (
         ({**COLUMNS, "client": "who"}, CHOICES, "no column 'who'"),
         ({name: at for name, at in COLUMNS.items() if name != "client"}, CHOICES, "columns has no 'client'"),
-        (
-            COLUMNS,
-            {**CHOICES, "tie": "tie"},
-            r"row 6: the choice 'tie \(inconsistent\)' is none of choice_values",
-        ),
+        (COLUMNS, {**CHOICES, "tie": "tie"}, r"row 6: the choice 'tie \(inconsistent\)' is none of choice_v"),
     ):
         with pytest.raises(RowsError, match=why):
             judge_agreement(file, {"longer": LONGER}, columns, choices, str(tmp_path / "out"))
@@ -213,15 +203,13 @@ def test_the_recipe_judges_a_sample(tiny_model, tmp_path, monkeypatch):
         for judge, winner in (("ann", "model_a"), ("ben", "model_b"), ("cyd", "model_a"))
     ]
     file = write_rows(tmp_path / "votes.jsonl", votes)
-    changes = [
-        *(f"votes={file}", f"model={tiny_model}", "chat=false", "limit=2"),
-        "judges.local.init_args.most_words=9",
-    ]
+    changes = [f"votes={file}", f"model={tiny_model}", "chat=false", "limit=2"]
+    changes.append("judges.local.init_args.most_words=9")
     results = recipes.run("mt_judges", output=tmp_path / "out", overrides=changes)
     longer, local = results["rows"]
     assert (longer["method"], longer["majority"], longer["people"]) == ("longer", 1, pytest.approx(1 / 3))
     assert local["unread"] == 0
-    assert len((tmp_path / "out/seed0/agreement/verdicts.jsonl").read_text().splitlines()) == 4
+    assert len(read_lines(tmp_path / "out/seed0/agreement/verdicts.jsonl")) == 4
 
 
 @pytest.mark.parametrize(
@@ -232,9 +220,6 @@ def test_the_recipe_judges_a_sample(tiny_model, tmp_path, monkeypatch):
     ],
 )
 def test_a_value_of_the_choice_has_one_meaning(tmp_path, values, message):
-    file = tmp_path / "votes.jsonl"
     row = {"response_a": "r", "response_b": "s", "choice": "1", "client": "p"}
-    file.write_text(json.dumps(row) + "\n")
-    columns = {name: name for name in row}
     with pytest.raises(ValueError, match=message):
-        read_pairs(str(file), columns, values)
+        read_pairs(write_rows(tmp_path / "votes.jsonl", [row]), {name: name for name in row}, values)

@@ -2,9 +2,9 @@ import logging
 import re
 
 import pytest
+from recipe_runs import ran, stages_of
 from tiny_world import fedlight
 
-from fedlight.recipes import recipe as recipes
 from fedlight.support.files import result_of
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ def test_cells_differ_as_they_should(run):
 
 
 def test_the_table_has_every_aggregation_under_every_lie(tmp_path):
-    stages = {stage.name: stage for stage in recipes.stages(recipes.load("liars"), tmp_path, 0)}
+    stages = stages_of("liars", tmp_path)
     cells = [*stages["table"].arguments["methods"].values()]
     assert len(cells) == 8
     assert {len(row) for row in cells} == {9}
@@ -51,18 +51,14 @@ def test_the_table_has_every_aggregation_under_every_lie(tmp_path):
 def test_the_twin_of_the_recipe_on_a_real_model(tmp_path):
     few = ["rounds=1", "taught_rounds=1", "local_steps=1", "asked=8"]
     cells = ("mean_nobody", "mean_flip_30", "mean_backdoor_30")
-    outcome = fedlight(
-        "run", "liars_real", "--twin", "--seeds", "0", "--only", *cells, f"--output={tmp_path}", *few
-    )
-    assert outcome.code == 0, outcome.err
+    ran("run", "liars_real", "--twin", "--seeds", "0", "--only", *cells, f"--output={tmp_path}", *few)
     logged = {cell: result_of(tmp_path / "seed0" / cell)["metrics"] for cell in cells}
     assert logged["mean_flip_30"]["val/loss"] > logged["mean_nobody"]["val/loss"]
     assert 0 <= logged["mean_backdoor_30"]["attack/backdoor/success"] <= 1
 
 
 def test_the_tables_on_a_real_model_have_every_aggregation_under_every_lie(tmp_path):
-    changes = ["votes=v", "gold=g", "rows=r"]
-    stages = {stage.name: stage for stage in recipes.stages(recipes.load("liars_real", changes), tmp_path, 0)}
+    stages = stages_of("liars_real", tmp_path, "votes=v", "gold=g", "rows=r")
     folders = set()
     for table, lies in (("table", 4), ("opened", 3)):
         rows = [*stages[table].arguments["methods"].values()]

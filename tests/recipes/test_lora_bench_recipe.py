@@ -1,7 +1,8 @@
 import json
 
 import pytest
-from tiny_world import fedlight, write_rows
+from recipe_runs import differing, is_drawn, ran, rows_of, stages_of
+from tiny_world import write_rows
 
 from fedlight.recipes import recipe as recipes
 
@@ -29,8 +30,7 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lora_bench")
-    return {stage.name: stage for stage in recipes.stages(recipes.load("lora_bench"), folder, 1)}
+    return stages_of("lora_bench", tmp_path_factory.mktemp("lora_bench"))
 
 
 def algorithm_of(stage):
@@ -43,18 +43,13 @@ def test_every_algorithm_in_every_setting_and_nothing_else_differs(stages):
         for setting in SETTINGS.values():
             plain, held = stages[f"{name}_{setting}"], stages[f"{prox}_{setting}"]
             like = stages[f"fedavg_{setting}"].arguments
-            changed = {key for key in plain.arguments if plain.arguments[key] != like.get(key)}
-            assert changed <= {"federated.algorithm", "trainer.callbacks"}
-            assert {key for key in held.arguments if held.arguments[key] != plain.arguments[key]} == {
-                "federated.algorithm"
-            }
+            assert differing(plain.arguments, like) <= {"federated.algorithm", "trainer.callbacks"}
+            assert differing(held.arguments, plain.arguments) == {"federated.algorithm"}
             local = algorithm_of(held) if name == "fedavg" else algorithm_of(held)["init_args"]["local"]
             assert (local["class_path"], local["init_args"]["mu"]) == ("FedProx", 0.1)
             assert ("ranks" in algorithm_of(plain)["init_args"]) == (name in ("hetlora", "flexlora"))
             assert ("federated.channel" in plain.arguments) == setting.endswith("noise")
-            assert plain.arguments["data.init_args.partition"]["by"] == (
-                "iid" if setting.startswith("iid") else "dirichlet"
-            )
+            assert plain.arguments["data.init_args.partition"]["by"] == setting.removesuffix("_noise")
             assert algorithm_of(plain)["init_args"]["weighting"] == "normalized"
 
 
@@ -90,12 +85,11 @@ def test_lora_bench_with_unlike_clients_and_noise(tmp_path, tiny_model):
     methods = ["FedAvg", "RoLoRA", "ProductAverage", "HetLoRA, over holders", "FlexLoRA, FedProx"]
     recipe = with_places("lora_bench", tmp_path, methods, ["Dirichlet", "Dirichlet, noise"])
     changes = (f"model={tiny_model}", *FEW, *TINY, "over_seeds.differences.with.columns=[Dirichlet]")
-    outcome = fedlight("run", recipe, f"--output={tmp_path}", "--seeds", "3", *changes)
-    assert outcome.code == 0, outcome.err
-    rows = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    outcome = ran("run", recipe, f"--output={tmp_path}", "--seeds", "3", *changes)
+    rows = rows_of(tmp_path)
     assert [*rows] == methods
     assert rows["FedAvg"]["epsilon"] == pytest.approx(rows["FlexLoRA, FedProx"]["epsilon"])
-    assert "<svg" in (tmp_path / "seeds_3/figure/bytes.svg").read_text()[:1000]
+    assert is_drawn(tmp_path / "seeds_3/figure/bytes.svg")
     assert "minus FedAvg" in outcome.err
 
 
@@ -104,9 +98,8 @@ def test_lora_bench(tmp_path, tiny_model):
     recipe = with_places("lora_bench", tmp_path, NAMES, ["iid"])
     figure = ("over_seeds.figure.with.y=iid", "over_seeds.differences.with.columns=[iid]")
     changes = (f"model={tiny_model}", *FEW, *TINY, *figure)
-    outcome = fedlight("run", recipe, f"--output={tmp_path}", "--seeds", "3", *changes)
-    assert outcome.code == 0, outcome.err
-    rows = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    ran("run", recipe, f"--output={tmp_path}", "--seeds", "3", *changes)
+    rows = rows_of(tmp_path)
     whole = rows["FedAvg"]
     assert whole["product_error, iid"] > 0
     for method, row in rows.items():
@@ -133,9 +126,8 @@ def test_lora_bench_on_instructions(tmp_path, tiny_model):
     source = write_rows(tmp_path / "rows.jsonl", rows)
     changes = (f"model={tiny_model}", f"source={source}", "private_rows=100", *FEW, *TINY[2:])
     changes += ("unscored=[FedSALoRA]", "over_seeds.differences.with.columns=[iid, Dirichlet]")
-    outcome = fedlight("run", recipe, f"--output={tmp_path}", "--seeds", "3", *changes)
-    assert outcome.code == 0, outcome.err
-    found = {row["method"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    ran("run", recipe, f"--output={tmp_path}", "--seeds", "3", *changes)
+    found = rows_of(tmp_path)
     assert {"iid", "Dirichlet"} < set(found["FedAvg"])
     assert found["FedAvg"]["Dirichlet"] > 0
     assert found["FedSALoRA"]["kib_up"] > 0

@@ -1,16 +1,16 @@
 """Recipes of every method, from votes to their table: the embedded world, rows with the columns of TL;DR and of SHP."""
 
-import json
-
 import pytest
 import torch
 from omegaconf import OmegaConf
 from real_rows import SAFERLHF, SHP, TLDR, TLDR_PROMPTS
+from recipe_runs import is_drawn, ran, rows_of, stages_of
 from safetensors.torch import load_file, save
-from tiny_world import HELDOUT, VOTES, fedlight, table, tiny_recipe, write_rows
+from tiny_world import HELDOUT, VOTES, read_lines, table, tiny_recipe, write_rows
 
 from fedlight import conf
 from fedlight.recipes import recipe as recipes
+from fedlight.support.files import result_of
 
 MIB = 2**20
 BY_FEDBISCUIT = ["FedBiscuit, U = 3", "FedBiscuit, U = 5"]
@@ -24,10 +24,8 @@ pytestmark = pytest.mark.slow
 
 
 def run(recipe, folder, *changes, seed=3):
-    outcome = fedlight("run", recipe, f"--output={folder}", "--seeds", str(seed), *changes)
-    assert outcome.code == 0, outcome.err
-    results = json.loads((folder / "results.json").read_text())
-    return results, {row["method"]: row for row in results["rows"]}, outcome
+    outcome = ran("run", recipe, f"--output={folder}", "--seeds", str(seed), *changes)
+    return rows_of(folder), outcome
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +45,7 @@ def folder(tmp_path_factory, changes):
 
 @pytest.fixture(scope="module")
 def rows(folder):
-    return {row["method"]: row for row in json.loads((folder / "results.json").read_text())["rows"]}
+    return rows_of(folder)
 
 
 def test_every_method_is_in_the_table(rows):
@@ -92,9 +90,8 @@ def test_a_client_uses_its_groups_selector(rows, folder):
     for method, stage in zip(BY_FEDBISCUIT, ("fedbiscuit", "fedbiscuit5"), strict=True):
         of_test = [row for row in table(folder / f"seed3/{stage}_test/clients.csv") if row["stage"] == "test"]
         assert len(of_test) == 6
-        last = {
-            row["client"]: row["selector"] for row in table(folder / f"seed3/{stage}/groups.csv")
-        }  # later groupings replace earlier ones
+        # Later groupings replace earlier ones.
+        last = {row["client"]: row["selector"] for row in table(folder / f"seed3/{stage}/groups.csv")}
         assert {row["client"]: row["selector"] for row in of_test} == last
         for column, own in (("accuracy", "clients"), ("own_accuracy", "own")):
             assert sum(float(row[column]) for row in of_test) / 6 == pytest.approx(rows[method][own])
@@ -141,24 +138,10 @@ def test_all_methods_have_the_same_visits(folder):
     assert all(own == visits[0] for own in visits[1:])
 
 
-def test_a_second_call_does_nothing(folder, changes):
-    def written():
-        return {file: file.stat().st_mtime_ns for file in (folder / "seed3").rglob("*")}
-
-    before, first = written(), json.loads((folder / "results.json").read_text())
-    results, _, outcome = run("fedbiscuit", folder, *changes)
-    assert "──" not in outcome.err
-    assert written() == before
-    apart = {"seconds": 0, "digest": 0}
-    assert {**results, **apart} == {**first, **apart}
-
-
 def test_reward_hacking_goes_on_from_there(folder, tiny_model, tmp_path):
     few = (f"model={tiny_model}", "accelerator=cpu", "epochs=1", "num_eval_prompts=4")
-    arguments = (f"--output={tmp_path}", "--seeds", "3", f"selectors={folder}", *few)
-    outcome = fedlight("run", "reward_hacking", *arguments)
-    assert outcome.code == 0, outcome.err
-    assert "<svg" in (tmp_path / "seed3/plot/reward_hacking.svg").read_text()
+    ran("run", "reward_hacking", f"--output={tmp_path}", "--seeds", "3", f"selectors={folder}", *few)
+    assert is_drawn(tmp_path / "seed3/plot/reward_hacking.svg")
     for stage in ("one", "several"):
         (metrics,) = (tmp_path / f"seed3/{stage}").rglob("metrics.csv")
         for judge in ("oracle", "selector"):
@@ -171,67 +154,61 @@ def test_tldr(tiny_model, tmp_path, any_text):
     asked = [{**row, "post": f"another {row['post']}"} for row in TLDR_PROMPTS]
     files = {"v.jsonl": TLDR, "p.jsonl": [*asked[:2], *TLDR_PROMPTS], "e.jsonl": asked}
     votes, prompts, evaluation = (write_rows(tmp_path / name, rows) for name, rows in files.items())
-    results, rows, _ = run(
+    rows, _ = run(
         "tldr",
         tmp_path / "out",
         *tiny_recipe(tiny_model, "rounds=4", "warmup_rounds=1", "regroup_every=1", "local_steps=1"),
         *(f"train_source={votes}", f"test_source={votes}", f"prompt_source={prompts}", "max_tokens=200"),
         *(
-            *(f"eval_source={evaluation}", "num_prompts=4", "num_eval_prompts=4", "dpo_epochs=1"),
+            f"eval_source={evaluation}",
+            "num_prompts=4",
+            "num_eval_prompts=4",
+            "dpo_epochs=1",
             "val_share=0.3",
         ),
     )
-    lines = (tmp_path / "out/seed3/completions/completions.jsonl").read_text().splitlines()
-    posts = [json.loads(line)["fields"]["post"] for line in lines]
-    assert posts == [
-        row["post"] for row in TLDR_PROMPTS[:4]
-    ]  # those of the evaluation, which come first, are left out
+    posts = [
+        row["fields"]["post"] for row in read_lines(tmp_path / "out/seed3/completions/completions.jsonl")
+    ]
+    # Those of the evaluation, which come first, are left out.
+    assert posts == [row["post"] for row in TLDR_PROMPTS[:4]]
     judged = ["raw", "FedAvg on chosen", "FedDPO", "reward model", "FedBis", "FedBiscuit"]
-    assert [row["method"] for row in results["rows"]] == [*RULES, *judged, "pooled votes"]
+    assert [*rows] == [*RULES, *judged, "pooled votes"]
     assert rows["raw"]["win_rate"] == 0.5
     assert all(rows[method]["win_rate"] in [n / 8 for n in range(9)] for method in judged)  # of 4 prompts
-    assert all(
-        "accuracy" in row for method, row in rows.items() if method not in ("FedAvg on chosen", RULES[2])
-    )
+    assert {name for name, row in rows.items() if "accuracy" not in row} <= {"FedAvg on chosen", RULES[2]}
     # "second N" against "first N" by the number of the post, 12 votes; each of its own worker.
     assert (rows[RULES[0]]["both_orders"], rows[RULES[1]]["both_orders"]) == (0.5, 0.5)
     assert (rows[RULES[0]]["votes"], rows[RULES[0]]["unjudged"]) == (12, 0)
     assert rows[RULES[2]] == {"method": RULES[2], "seed": 3, "votes": 0, "unjudged": 12}
     assert "groups_ari" not in rows["FedBiscuit"]  # nobody knows these workers' groups
-    assert {row["client"] for row in table(tmp_path / "out/seed3/fedbiscuit/groups.csv")} == {
-        *("w0", "w1", "w2"),
-    }
+    grouped = table(tmp_path / "out/seed3/fedbiscuit/groups.csv")
+    assert {row["client"] for row in grouped} == {"w0", "w1", "w2"}
 
 
 def test_shp_where_it_is_not_tldr(tiny_model, tmp_path, any_text):
-    votes, prompts = (
-        write_rows(tmp_path / name, rows) for name, rows in (("v.jsonl", SHP), ("p.jsonl", SAFERLHF))
-    )
+    votes, prompts = write_rows(tmp_path / "v.jsonl", SHP), write_rows(tmp_path / "p.jsonl", SAFERLHF)
     comparisons = OmegaConf.load(conf.path("data/shp.yaml"))
     comparisons.init_args.partition.num_clients = 8  # there are 200 questions
     OmegaConf.save(comparisons, tmp_path / "shp.yaml")
-    recipe = recipes.load(
-        "shp",
-        [
-            *tiny_recipe(tiny_model, "rounds=1", "clients_per_round=1", "local_steps=1", "max_tokens=200"),
-            *(f"train_source={votes}", f"test_source={votes}", f"prompt_source={prompts}"),
-            *(f"eval_source={votes}", f"comparisons={tmp_path / 'shp.yaml'}"),
-        ],
+    stages = stages_of(
+        *("shp", tmp_path / "out"),
+        *tiny_recipe(tiny_model, "rounds=1", "clients_per_round=1", "local_steps=1", "max_tokens=200"),
+        *(f"train_source={votes}", f"test_source={votes}", f"prompt_source={prompts}"),
+        *(f"eval_source={votes}", f"comparisons={tmp_path / 'shp.yaml'}"),
     )
-    stages = {stage.name: stage for stage in recipes.stages(recipe, tmp_path / "out", 0)}
     for name in ("selector", "reward", "completions", "answers_raw"):
         stages[name].run()
     for name in ("selector", "reward"):
         assert len(table(tmp_path / f"out/{name}/visits.csv")) == 1
     longer, others = (stages[name].run()["result"] for name in ("longer_characters", "other_voters"))
     assert longer["metrics"]["test/votes"] == others["metrics"]["test/votes_unjudged"] == 400
-    assert others == {
-        **{"metrics": {"test/votes": 0, "test/votes_unjudged": 400}, "votes": 400, "comparisons": 400},
-    }
+    unjudged = {"test/votes": 0, "test/votes_unjudged": 400}
+    assert others == {"metrics": unjudged, "votes": 400, "comparisons": 400}
     assert "test/client_mean" not in longer["metrics"]  # a label of SHP is nobody's
     asked = [
-        {json.loads(line)["fields"]["instruction"] for line in file.read_text().splitlines()}
-        for file in (tmp_path / f"out/{name}/completions.jsonl" for name in ("completions", "answers_raw"))
+        {row["fields"]["instruction"] for row in read_lines(tmp_path / f"out/{name}/completions.jsonl")}
+        for name in ("completions", "answers_raw")
     ]
     assert asked[0] == {"how 0", "how 1", "how 2"}  # the prompts of SafeRLHF, each once
     assert len(asked[1]) == 6
@@ -239,7 +216,7 @@ def test_shp_where_it_is_not_tldr(tiny_model, tmp_path, any_text):
 
 
 def test_one_shared_model_for_certain_and_uncertain_clients(tmp_path, changes):
-    _, rows, outcome = run("fedbiscuit_loud", tmp_path, *changes, "tastes=loud")
+    rows, outcome = run("fedbiscuit_loud", tmp_path, *changes, "tastes=loud")
     perfect = ["perfect selector of all votes", "majority of perfect selectors"]
     assert list(rows) == ["raw", *perfect, "FedBis", "FedBiscuit, U = 3"]
     for method, row in rows.items():
@@ -251,13 +228,9 @@ def test_one_shared_model_for_certain_and_uncertain_clients(tmp_path, changes):
         assert method == "raw" or ends[0] <= row["win_rate_by_group"] <= ends[1]
     labelled = [tmp_path / f"seed3/label_by_{who}/preferences.jsonl" for who in ("oracle", "groups")]
     of_all, of_groups = (
-        {
-            (row["response_a"], row["response_b"]): row["choice"]
-            for row in map(json.loads, file.read_text().splitlines())
-        }
+        {(row["response_a"], row["response_b"]): row["choice"] for row in read_lines(file)}
         for file in labelled
     )
-    assert of_all.keys() & of_groups.keys()
     assert any(of_all[pair] != of_groups[pair] for pair in of_all.keys() & of_groups.keys())
     assert "minus FedBis" in outcome.err
     (differences,) = recipes.stages_over_seeds(
@@ -268,20 +241,14 @@ def test_one_shared_model_for_certain_and_uncertain_clients(tmp_path, changes):
 
 def test_table_1_goes_on_with_the_best_epoch_of_dpo(tmp_path, tiny_model):
     changes = tiny_recipe(tiny_model, f"policy_model={tiny_model}", "warmup_rounds=1", "regroup_every=1")
-    outcome = fedlight(
-        *("run", "fedbiscuit_table1", "--twin", f"--output={tmp_path}", "--only", "dpo"),
-        *changes,
-        *("dpo_epochs=4", "epoch_prompts=6", f"epoch_source={HELDOUT}"),
-    )
-    assert outcome.code == 0, outcome.err
+    few = ("dpo_epochs=4", "epoch_prompts=6", f"epoch_source={HELDOUT}")
+    ran("run", "fedbiscuit_table1", "--twin", f"--output={tmp_path}", "--only", "dpo", *changes, *few)
     (metrics,) = (tmp_path / "seed0/dpo").rglob("metrics.csv")
     logged = [float(row["win_rate/held_out"]) for row in table(metrics) if row["win_rate/held_out"]]
     assert len(logged) == 5  # before training, and after each epoch
     best = max(range(4), key=lambda epoch: logged[1:][epoch])
-    done = json.loads((tmp_path / "seed0/dpo/done.json").read_text())["result"]["metrics"]
-    assert done["exported/epoch"] == best + 1
+    assert result_of(tmp_path / "seed0/dpo")["metrics"]["exported/epoch"] == best + 1
     kept = torch.load(tmp_path / f"seed0/dpo/checkpoints/epoch={best}.ckpt", weights_only=True)["state_dict"]
     exported = load_file(tmp_path / "seed0/dpo/adapter/adapter_model.safetensors")
-    assert sorted(map(float, (weight.sum() for weight in kept.values()))) == sorted(
-        map(float, (weight.sum() for weight in exported.values()))
-    )
+    sums = [sorted(weight.sum().item() for weight in own.values()) for own in (kept, exported)]
+    assert sums[0] == sums[1]

@@ -18,12 +18,21 @@ OURS = [
     "anna bakes pies .",  # nobody prefers what is not in the post
 ]
 SHARES = {"thorough": 0.35, "warm": 0.325, "terse": 0.325}  # 14, 13 and 13 of 40 clients
+BY_ANSWER = [SHARES["thorough"] + SHARES["warm"], SHARES["thorough"] + SHARES["terse"], 0.5, 0]
 
 
 def answers(folder, texts):
     folder.mkdir()
     write_rows(folder / "completions.jsonl", [{"fields": POST, "completions": [text]} for text in texts])
     return str(folder)
+
+
+def compared(folder, opposition, **settings):
+    """Rows of ours and of the raw answers, judged by an oracle."""
+    texts = {"raw": RAW, "ours": OURS}
+    table = {name: {"answers": answers(folder / name, text)} for name, text in texts.items()}
+    raw, ours = methods(table, oracle={"seed": 0, "opposition": opposition}, **settings)["rows"]
+    return ours, raw
 
 
 def write_csv(file, rows):
@@ -35,37 +44,30 @@ def write_csv(file, rows):
 
 
 def visits(folder, sent):
-    rows = [
-        {"round": n, "client": "c0", "bytes_down": down, "bytes_up": up} for n, (down, up) in enumerate(sent)
-    ]
+    names = ("round", "client", "bytes_down", "bytes_up")
+    rows = [dict(zip(names, (n, "c0", *both), strict=True)) for n, both in enumerate(sent)]
     write_csv(folder / "visits.csv", rows)
 
 
 def test_win_rates_by_all_and_by_each_clients_group(tmp_path):
     oracle = Oracle(0, opposition=1.0)
     assert oracle.shares == pytest.approx(SHARES)
-    table = {"ours": {"answers": answers(tmp_path / "ours", OURS)}}
-    table["raw"] = {"answers": answers(tmp_path / "raw", RAW)}
-    ours, raw = methods(table, oracle={"seed": 0, "opposition": 1.0})["rows"]
+    ours, raw = compared(tmp_path, opposition=1.0)
     assert raw == {"method": "raw", "win_rate": 0.5, "win_rate_by_group": 0.5}
     # The mean taste of all likes the first best and neither the second nor the last.
     assert ours["win_rate"] == (1 + 0 + 0.5 + 0) / 4
-    by_answer = [SHARES["thorough"] + SHARES["warm"], SHARES["thorough"] + SHARES["terse"], 0.5, 0]
-    assert ours["win_rate_by_group"] == pytest.approx(sum(by_answer) / 4)
+    assert ours["win_rate_by_group"] == pytest.approx(sum(BY_ANSWER) / 4)
 
 
 def test_win_rates_of_each_group_and_of_the_worst(tmp_path):
     """Thorough wins twice of four with a tie, warm once, terse once; the interval is the bootstrap's of their mean."""
-    table = {"ours": {"answers": answers(tmp_path / "ours", OURS)}}
-    table["raw"] = {"answers": answers(tmp_path / "raw", RAW)}
-    ours, raw = methods(table, oracle={"seed": 0, "opposition": 1.0}, by_group=True)["rows"]
+    ours, raw = compared(tmp_path, opposition=1.0, by_group=True)
     by_group = {"thorough": 2.5 / 4, "warm": 1.5 / 4, "terse": 1.5 / 4}
     assert {group: ours[f"win_rate_{group}"] for group in by_group} == by_group
     assert ours["worst_group"] == 1.5 / 4
     assert ours["win_rate_by_group"] == pytest.approx(sum(SHARES[g] * by_group[g] for g in SHARES))
-    by_answer = [SHARES["thorough"] + SHARES["warm"], SHARES["thorough"] + SHARES["terse"], 0.5, 0]
     ends = (ours["win_rate_by_group_low"], ours["win_rate_by_group_high"])
-    assert ends == pytest.approx(bootstrap_interval(by_answer))
+    assert ends == pytest.approx(bootstrap_interval(BY_ANSWER))
     ends = (ours["win_rate_warm_low"], ours["win_rate_warm_high"])
     assert ends == pytest.approx(bootstrap_interval([1, 0, 0.5, 0]))
     assert raw["worst_group"] == 0.5
@@ -73,10 +75,7 @@ def test_win_rates_of_each_group_and_of_the_worst(tmp_path):
 
 
 def test_a_world_of_one_taste_has_one_win_rate(tmp_path):
-    table = {
-        name: {"answers": answers(tmp_path / name, texts)} for name, texts in (("raw", RAW), ("ours", OURS))
-    }
-    row = methods(table, oracle={"seed": 0, "opposition": 0.0})["rows"][1]
+    row, _ = compared(tmp_path, opposition=0.0)
     assert row["win_rate"] == row["win_rate_by_group"] == (1 + 0 + 0.5 + 0) / 4
 
 
@@ -109,23 +108,16 @@ def test_own_is_what_a_client_itself_would_use(tmp_path):
     rows = {row.pop("method"): row for row in methods(table)["rows"]}
     common = {"accuracy": 0.6, "clients": 0.61, "worst_tenth": 0.3}
     assert rows["global"] == {**common, "own": 0.61, "own_worst_tenth": 0.3, "own_spread": 0.1}
-    assert rows["grouped"] == {
-        **common,
-        **{"own": 0.71, "own_worst_tenth": 0.4, "own_spread": 0.05},
-        **{"groups_ari": 0.9, "sent_mib": 0.0},
-    }
+    of_own = {"own": 0.71, "own_worst_tenth": 0.4, "own_spread": 0.05}
+    assert rows["grouped"] == {**common, **of_own, "groups_ari": 0.9, "sent_mib": 0.0}
     assert rows["alone"] == {"own": 0.55, "own_worst_tenth": 0.2, "own_spread": 0.12, "sent_mib": 0.0}
     assert rows["reward"] == {"accuracy": 0.66}
 
 
 def test_the_test_of_a_method_counts_rather_than_what_training_logged(tmp_path):
-    table = {
-        "m": {
-            "train": stage(tmp_path / "train", **{"test/accuracy": 0.1}),
-            "test": stage(tmp_path / "test", **{"test/accuracy": 0.9}),
-        }
-    }
-    assert methods(table)["rows"][0]["accuracy"] == 0.9
+    told = {"train": 0.1, "test": 0.9}
+    folders = {name: stage(tmp_path / name, **{"test/accuracy": value}) for name, value in told.items()}
+    assert methods({"m": folders})["rows"][0]["accuracy"] == 0.9
 
 
 def test_sent_bytes_are_visits_and_groupings(tmp_path):

@@ -1,9 +1,10 @@
 """The recipe of a fleet of which some phones cannot backpropagate: who does what, and the table at equal time and bytes."""
 
-import json
-
 import pytest
-from tiny_world import fedlight, table
+from recipe_runs import is_drawn, ran, rows_of
+from tiny_world import table
+
+from fedlight.support.files import result_of
 
 pytestmark = pytest.mark.slow
 RUNS = ("dropouts", "forward", "forward_light", "flexlora", "hetlora", "buffered")
@@ -13,15 +14,10 @@ RUNS = ("dropouts", "forward", "forward_light", "flexlora", "hetlora", "buffered
 def run(tmp_path_factory):
     """One short step of everybody who is there, of the toy model, on whose memory it depends who fits."""
     folder = tmp_path_factory.mktemp("mixed_fleet")
-    few = [
-        *("rounds=2", "server_steps=3", "asked_every=1", "clients_per_round=12", "local_steps=1"),
-        "buffer_size=4",
-    ]
+    few = ["rounds=2", "server_steps=3", "asked_every=1", "clients_per_round=12", "local_steps=1"]
+    few.append("buffer_size=4")
     source = "test_source=toy:instructions?seed=${seed}&split=test&topic_rows=1"
-    outcome = fedlight(
-        "run", "mixed_fleet", f"--output={folder}", "--seeds", "0", "accelerator=cpu", source, *few
-    )
-    assert outcome.code == 0, outcome.err
+    outcome = ran("run", "mixed_fleet", f"--output={folder}", "--seeds", "0", "accelerator=cpu", source, *few)
     return folder, outcome
 
 
@@ -32,10 +28,8 @@ def visits(folder, name):
 def test_small_phones_drop_out_train_forward_or_have_a_smaller_rank(run):
     folder, _ = run
     small = {name: [row for row in visits(folder, name) if row["device"] == "iphone_xr"] for name in RUNS}
-    assert {row["reason"] for name in ("dropouts", "buffered") for row in small[name]} <= {
-        "absent",
-        "out_of_memory",
-    }
+    left_out = {row["reason"] for name in ("dropouts", "buffered") for row in small[name]}
+    assert left_out <= {"absent", "out_of_memory"}
     for name in RUNS:
         there = [row for row in small[name] if row["reason"] != "absent"]
         assert there, name
@@ -52,13 +46,13 @@ def test_small_phones_drop_out_train_forward_or_have_a_smaller_rank(run):
 
 def test_the_table_compares_at_equal_time_and_bytes(run):
     folder, outcome = run
-    rows = {row["method"]: row for row in json.loads((folder / "results.json").read_text())["rows"]}
+    rows = rows_of(folder)
     assert len(rows) == len(RUNS)
-    done = json.loads((folder / "seed0/table/done.json").read_text())["result"]
+    done = result_of(folder / "seed0/table")
     assert done["seconds"] == pytest.approx(3600 * min(row["hours"] for row in rows.values()))
     assert done["megabytes"] == min(row["megabytes"] for row in rows.values())
     assert rows["dropouts"]["out_of_memory"] > 0
     assert "out_of_memory" not in rows["forward"]
     assert rows["forward"]["took_part"] > rows["dropouts"]["took_part"]
-    assert "<svg" in (folder / "seed0/figure/quality.svg").read_text()[:1000]
+    assert is_drawn(folder / "seed0/figure/quality.svg")
     assert "minus dropouts" in outcome.err

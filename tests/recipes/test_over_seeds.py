@@ -4,6 +4,7 @@ import pytest
 from tiny_world import fedlight
 
 from fedlight.recipes import recipe as recipes
+from fedlight.support.files import result_of
 
 
 def note(**arguments):
@@ -38,7 +39,7 @@ RECIPE = {
 
 
 def got(folder):
-    return json.loads((folder / "done.json").read_text())["result"]["got"]
+    return result_of(folder)["got"]
 
 
 def test_they_run_once_with_the_folders_of_every_seed(run, tmp_path):
@@ -47,11 +48,8 @@ def test_they_run_once_with_the_folders_of_every_seed(run, tmp_path):
     out = tmp_path / "out"
     assert outcome.err.split() == ["──", "train", "──", "table"] * 2 + ["──", "figure", "──", "other"]
     figure = got(out / "seeds_0_1/figure")
-    assert figure == {
-        "tables": [str(out / "seed0/table"), str(out / "seed1/table")],
-        "output": str(out / "seeds_0_1/figure/f.svg"),
-        "x": 7,
-    }
+    tables = [str(out / f"seed{seed}/table") for seed in (0, 1)]
+    assert figure == {"tables": tables, "output": str(out / "seeds_0_1/figure/f.svg"), "x": 7}
     assert got(out / "seeds_0_1/other") == {**figure, "x": 8}
     rows = json.loads((out / "results.json").read_text())["rows"]
     assert [row["seed"] for row in rows] == [0, 1]  # theirs are no results
@@ -74,8 +72,8 @@ def test_what_is_wrong_is_said_before_any_stage(run, tmp_path):
         ({"figure": call(x="${seed}")}, "the recipe refers to what it does not have"),
         ({"figure": {"like": "train"}}, "stage figure is like 'train', which is no stage before it"),
         (
-            {"figure": {"call": "fedlight.recipes.steps.nothing"}},
-            "there is no function 'fedlight.recipes.steps.nothing'",
+            {"figure": {"call": "fedlight.recipes.steps.no"}},
+            "there is no function 'fedlight.recipes.steps.no'",
         ),
         (["figure"], "a recipe needs stages"),
     ):
@@ -86,16 +84,14 @@ def test_what_is_wrong_is_said_before_any_stage(run, tmp_path):
 
 
 def test_every_is_known_to_a_seeds_own_stages_and_extends_adds_to_them(tmp_path):
-    recipe = {
-        "stages": {"one": {"call": "fedlight.recipes.steps.merge_adapter", "with": {"model": "${every:one}"}}}
-    }
+    one = {"call": "fedlight.recipes.steps.merge_adapter", "with": {"model": "${every:one}"}}
+    recipe = {"stages": {"one": one}}
     (stage,) = recipes.stages(recipe, tmp_path, 4)
     assert stage.arguments == {"model": [str(tmp_path / "one")]}
     assert recipes.stages_over_seeds(recipe, tmp_path, [4]) == []
     (tmp_path / "base.yaml").write_text(json.dumps(RECIPE))
-    (tmp_path / "more.yaml").write_text(
-        json.dumps({"extends": "base.yaml", "over_seeds": {"other": {"with": {"x": 9}}}})
-    )
+    more = {"extends": "base.yaml", "over_seeds": {"other": {"with": {"x": 9}}}}
+    (tmp_path / "more.yaml").write_text(json.dumps(more))
     merged = recipes.load(str(tmp_path / "more.yaml"))
     assert merged["over_seeds"]["other"] == {"like": "figure", "with": {"x": 9}}
 

@@ -5,6 +5,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from recipe_runs import ran
 from scipy import stats
 from tiny_world import fedlight, make_encoder, table, write_rows
 
@@ -296,7 +297,7 @@ def test_interval_of_many_people_is_that_of_the_normal_distribution(tmp_path):
 
 def test_lora_on_the_encoder_trains_on_the_pairs_of_the_recipe(draw, tmp_path, any_text):
     _, train, test = draw(bounds=PairBounds(6))
-    outcome = fedlight(
+    ran(
         *("fit", "--config=polis_lora.yaml", f"--model.model={make_encoder(tmp_path / 'encoder')}"),
         *(f"--data.source={tmp_path / 'train.jsonl'}", f"--data.split.test_source={tmp_path / 'test.jsonl'}"),
         *(f"--trainer.default_root_dir={tmp_path / 'run'}", "--trainer.accelerator=cpu"),
@@ -304,7 +305,6 @@ def test_lora_on_the_encoder_trains_on_the_pairs_of_the_recipe(draw, tmp_path, a
         *("--data.batch_size=4", "--model.num_adapters=2", "--federated.algorithm=FedBiscuit"),
         "--federated.algorithm.warmup_rounds=1",
     )
-    assert outcome.code == 0, outcome.err
     visits = table(tmp_path / "run/visits.csv")
     assert len(visits) == 3 * 2
     assert {row["client"] for row in train} >= {visit["client"] for visit in visits}
@@ -314,14 +314,13 @@ def test_lora_on_the_encoder_trains_on_the_pairs_of_the_recipe(draw, tmp_path, a
 
 def test_the_whole_recipe(files, tmp_path):
     options = [f"{name}={file}" for name, file in files.items()]
-    outcome = fedlight(
+    ran(
         *("run", "polis", f"--output={tmp_path / 'out'}", "--seeds", "0", *options, "model=hashed"),
         *("rounds=8", "clients_per_round=6", "clients_at_once=6", "local_steps=2", "bounds.num_clients=8"),
         *("hidden=4", "warmup_rounds=1", "regroup_every=1", "global_rounds=5", "rounds_of_two_visits=4"),
         "rounds_of_soft=5",
         *("batch_size=8", "lr=0.05"),
     )
-    assert outcome.code == 0, outcome.err
     run = tmp_path / "out/seed0"
     assert "FedRep" in (tmp_path / "out/seeds_0/figure/methods.svg").read_text()
     rows = {row["method"]: row for row in json.loads((tmp_path / "out/results.json").read_text())["rows"]}
@@ -350,13 +349,12 @@ def test_the_whole_recipe(files, tmp_path):
 
 def test_a_language_model_reads_both_orders_of_every_pair(files, tmp_path, tiny_model, any_text):
     options = [f"{name}={file}" for name, file in files.items()]
-    outcome = fedlight(
+    ran(
         *("run", "polis_real", f"--output={tmp_path / 'out'}", "--seeds", "0"),
         *options,
         *(f"model={tiny_model}", "dtype=fp32", "num_clients=6", "rounds=4", "clients_per_round=2"),
         *("local_steps=1", "lora_rank=2", "batch_size=4", "warmup_rounds=1", "regroup_every=1"),
     )
-    assert outcome.code == 0, outcome.err
     rows = {row["method"]: row for row in json.loads((tmp_path / "out/results.json").read_text())["rows"]}
     methods = recipes.load("polis_real")["stages"]["table"]["with"]["methods"]
     assert [*rows] == [*RULES, *methods]

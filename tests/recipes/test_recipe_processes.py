@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from killed import Child
+from recipe_runs import ran
 from tiny_world import HELDOUT, PROMPTS, VOTES, fedlight, refused
 
 from fedlight.recipes import followers
@@ -51,8 +52,7 @@ def recipe(tiny_model, tmp_path_factory):
 def one(recipe, tmp_path_factory):
     """Files of the run in one process."""
     folder = tmp_path_factory.mktemp("one")
-    outcome = fedlight("run", recipe, f"--output={folder}", "--processes", "1")
-    assert outcome.code == 0, outcome.err
+    ran("run", recipe, f"--output={folder}", "--processes", "1")
     return files_of(folder)
 
 
@@ -112,8 +112,7 @@ def test_a_follower_that_dies_ends_the_recipe_and_one_process_goes_on(recipe, on
     folder = tmp_path / "run/seed0/selector"
     assert [file.name for file in folder.glob("checkpoints/*.ckpt")] == ["epoch=0.ckpt"]
     assert not (folder / "done.json").exists()
-    outcome = fedlight(*arguments, "--processes", "1")
-    assert outcome.code == 0, outcome.err
+    outcome = ran(*arguments, "--processes", "1")
     assert ("round 1/2" in outcome.out, "round 2/2" in outcome.out) == (False, True)
     resumed = files_of(tmp_path / "run")
     # Lightning's logger begins a new version for the second round.

@@ -2,7 +2,7 @@ import json
 
 import pytest
 from golden_recipes import commands, parsed
-from tiny_world import fedlight
+from recipe_runs import ran
 
 from fedlight.recipes import recipe as recipes
 from fedlight.recipes.overlay import set_in
@@ -26,63 +26,24 @@ def test_any_text_arrives_as_it_is(tmp_path, text):
     data = settings["data"]["init_args"]
     assert data["template"] == text
     assert data["columns"] == columns
-    task = settings["trainer"]["callbacks"][-1]["init_args"]["tasks"]["kitchen"]["init_args"]["data"][
-        "init_args"
-    ]
-    assert task["template"] == text  # ${data.init_args.template} in the config
+    task = settings["trainer"]["callbacks"][-1]["init_args"]["tasks"]["kitchen"]["init_args"]["data"]
+    assert task["init_args"]["template"] == text  # ${data.init_args.template} in the config
 
 
 @pytest.mark.parametrize("value", [None, 3, 0.5, 1e-9, True, [1, "2"], {"a": None}], ids=repr)
 def test_other_values_stay_what_they_are(tmp_path, value):
-    key = "dict_kwargs" if isinstance(value, (list, dict)) else None
-    made = stage(
-        tmp_path, **{"data.init_args.public_source" if key is None else "model.dict_kwargs.x": value}
-    )
-    config = made.config()
-    found = (
-        config["data"]["init_args"]["public_source"] if key is None else config["model"]["dict_kwargs"]["x"]
-    )
+    place = ("model", "dict_kwargs") if isinstance(value, (list, dict)) else ("data", "init_args")
+    found = stage(tmp_path, **{f"{'.'.join(place)}.x": value}).config()[place[0]][place[1]]["x"]
     assert found == value
     assert type(found) is type(value)
 
 
-@pytest.mark.slow  # reads the stages of whole recipes
-def test_the_toy_recipes_train_and_test_on_one_template(tmp_path):
-    for name in ("feddca", "feddca_star", "heterogeneity", "feddca_leakage", "feddca_table2 --twin"):
-        tuned = [one for one in commands(name, tmp_path) if one.target == "feddca.yaml"]
-        assert tuned
-        for one in tuned[:1] + tuned[-1:]:
-            settings = parsed(one)
-            template = settings["data"]["init_args"]["template"]
-            assert template == "POST : {instruction} {input}\nCHOICE :"
-            (scores,) = [
-                c for c in settings["trainer"]["callbacks"] if c["class_path"].endswith("TaskScores")
-            ]
-            for task in scores["init_args"]["tasks"].values():
-                assert task["init_args"]["data"]["init_args"]["template"] == template
-
-
 @pytest.mark.parametrize("name", ["feddca", "feddca_table2", "feddca_table2 --twin"])
 def test_direct_retrieval_has_no_bound_on_similarity(name, tmp_path):
-    (direct, *_) = [one for one in commands(name, tmp_path) if one.name.startswith("direct")]
+    direct = next(one for one in commands(name, tmp_path) if one.name.startswith("direct"))
     augmentation = parsed(direct)["data"]["init_args"]["augmentation"]
     assert augmentation["class_path"].endswith("DirectRetrieval")
     assert augmentation["init_args"]["alpha"] is None
-
-
-def test_a_stage_like_another_takes_nothing_along_of_a_class_that_it_replaces(tmp_path):
-    prox = {"federated.algorithm": {"class_path": "FedProx"}, "federated.algorithm.mu": 0.5}
-    stages = {
-        "prox": {"fit": "feddca.yaml", "with": prox},
-        "scaffold": {"like": "prox", "with": {"federated.algorithm": {"class_path": "Scaffold"}}},
-        "by_name": {"like": "prox", "with": {"federated.algorithm": "Scaffold"}},
-        "more": {"like": "prox", "with": {"federated.algorithm.mu": 0.1}},
-    }
-    made = {one.name: one for one in recipes.stages({"stages": stages}, tmp_path, 0)}
-    algorithms = {name: one.config()["federated"]["init_args"]["algorithm"] for name, one in made.items()}
-    assert algorithms["prox"]["init_args"] == {"mu": 0.5}
-    assert algorithms["more"]["init_args"] == {"mu": 0.1}
-    assert algorithms["scaffold"] == algorithms["by_name"] == {"class_path": "Scaffold"}
 
 
 def test_what_a_recipe_says_of_a_part_holds_over_the_parts_file_wherever_it_stands(tmp_path):
@@ -106,32 +67,26 @@ def test_a_part_in_a_file_of_its_own_is_laid_over_the_config():
 
 def test_a_fleet_in_a_file_arrives_whole(tmp_path):
     values = {"federated.fleet": "devices/fleets/phones.yaml", "federated.fleet.scale": 200}
-    settings = parsed(stage(tmp_path, **values))
-    fleet = settings["federated"]["init_args"]["fleet"]["init_args"]
+    fleet = parsed(stage(tmp_path, **values))["federated"]["init_args"]["fleet"]["init_args"]
     assert fleet["scale"] == 200
     assert fleet["devices"]["iphone_xr"] == 0.1
 
 
 def test_results_of_before_are_not_taken_for_results_of_now(tmp_path):
     """A folder from when texts with a colon reached commands changed has no digest of what the command was told."""
-    made = Stage(
-        "one", tmp_path / "one", {"fit": "feddca.yaml", "with": {"data.init_args.template": "a : b"}}
-    )
+    made = stage(tmp_path, **{"data.init_args.template": "a : b"})
     made._check_settings()
     file = tmp_path / "one/settings.json"
     settings = json.loads(file.read_text())
     assert settings.pop("digest of the config")
     file.write_text(json.dumps(sealed({key: value for key, value in settings.items() if key != DIGEST})))
     (tmp_path / "one/rows.jsonl.partial").touch()
-    with pytest.raises(
-        ValueError, match=r"one was made with other settings \(digest of the config: nothing -> "
-    ):
+    with pytest.raises(ValueError, match=r"one was made with other settings \(digest of the config: nothing"):
         made.refuse_other_settings()
 
 
 def test_the_config_that_a_stage_was_told_can_be_used_by_hand(tmp_path):
     made = stage(tmp_path, **{"trainer.max_epochs": 7})
     file = made.write_config(tmp_path)
-    outcome = fedlight("fit", f"--config={file}", "--print_config")
-    assert outcome.code == 0
+    outcome = ran("fit", f"--config={file}", "--print_config")
     assert "max_epochs: 7" in outcome.out

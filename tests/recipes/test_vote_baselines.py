@@ -9,6 +9,7 @@ from fedlight.datamodules.rows.votes import read_votes
 from fedlight.recipes.vote_baselines import rule, rule_on_data
 
 COLUMNS = {name: name for name in ("prompt", "response_a", "response_b", "choice", "client")}
+NOBODYS = {name: name for name in ("prompt", "response_a", "response_b", "choice")}
 VALUES = {"a": "a", "b": "b", "tie": "tie"}
 
 
@@ -92,9 +93,8 @@ def test_the_order_of_rows_and_answers_does_not_matter(many):
 
 def test_votes_without_voters_have_no_others():
     rows = [vote("u", "a")]
-    columns = {name: path for name, path in COLUMNS.items() if name != "client"}
     with pytest.raises(ValueError, match=r"needs a column of voters: set columns\.client"):
-        majority_of_others(read_votes(rows, columns, VALUES, (), "votes"))
+        majority_of_others(read_votes(rows, NOBODYS, VALUES, (), "votes"))
 
 
 def test_a_stage_tests_some_of_the_votes_by_all_of_them(tmp_path):
@@ -121,9 +121,8 @@ def test_a_stage_tests_some_of_the_votes_by_all_of_them(tmp_path):
 
 
 def test_gold_labels_have_no_clients(tmp_path):
-    columns = {name: path for name, path in COLUMNS.items() if name != "client"}
     test = write_rows(tmp_path / "gold.jsonl", [vote("", "a"), vote("", "b", prompt="again")])
-    metrics = rule(test, columns, VALUES, "words")["metrics"]
+    metrics = rule(test, NOBODYS, VALUES, "words")["metrics"]
     assert metrics["test/accuracy"] == 0.5
     assert "test/client_mean" not in metrics
 
@@ -154,10 +153,7 @@ def test_rules_see_the_votes_that_a_selector_is_tested_on(many, tmp_path, caplog
     long = " ".join(["word"] * 60)
     left_out = [vote(f"v{n}", "a", f"{long} {n}", "b", prompt="long") for n in range(5)]
     left_out += [vote("v1", "b", prompt="") for _ in range(2)]
-    test, encoder = (
-        write_rows(tmp_path / "test.jsonl", [*many, *left_out]),
-        make_encoder(tmp_path / "encoder"),
-    )
+    test, encoder = write_rows(tmp_path / "test.jsonl", many + left_out), make_encoder(tmp_path / "encoder")
     kept = write_rows(tmp_path / "kept.jsonl", many)
     data = config_of_data(tmp_path, COLUMNS)
     caplog.set_level("INFO")
@@ -176,18 +172,15 @@ def test_rules_see_the_votes_that_a_selector_is_tested_on(many, tmp_path, caplog
 
 
 def test_agreement_is_unknown_where_labels_are_nobodys(tmp_path, caplog):
-    columns = {name: path for name, path in COLUMNS.items() if name != "client"}
     rows = [vote("", "a"), vote("", "b", prompt="again")]
     test, encoder = write_rows(tmp_path / "test.jsonl", rows), make_encoder(tmp_path / "encoder")
-    data = config_of_data(tmp_path, columns, partition={"by": "iid", "num_clients": 2})
+    data = config_of_data(tmp_path, NOBODYS, partition={"by": "iid", "num_clients": 2})
     with caplog.at_level("INFO"):
         found = rule_on_data(data, "voters", test, encoder)
     assert found == {"metrics": {"test/votes": 0, "test/votes_unjudged": 2}, "votes": 2, "comparisons": 2}
     unknown = "the longer answer wins 0.500 (by words 0.500); majority of the other voters unknown, on 0 of 2"
     assert unknown in caplog.text
-    assert (
-        "how far voters agree is unknown, as none of 2 votes on 2 comparisons has other voters" in caplog.text
-    )
+    assert "far voters agree is unknown, as none of 2 votes on 2 comparisons has other voters" in caplog.text
     assert rule_on_data(data, "words", test, encoder)["metrics"]["test/accuracy"] == 0.5
     with pytest.raises(ValueError, match="rule='voter': did you mean 'voters'"):
         rule_on_data(data, "voter", test, encoder)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from real_rows import MTBENCH, UKP
-from tiny_world import fedlight, make_encoder, table, write_rows
+from recipe_runs import ran, rows_of, stages_of
+from tiny_world import make_encoder, read_lines, table, write_rows
 
-from fedlight.datamodules.rows.rows import load_rows
 from fedlight.recipes import recipe as recipes
+from fedlight.support.files import result_of
 
 VOTERS = [f"w{number}" for number in range(5)]
 ONE, OTHER = (" ".join(f"{word} {number % 10}" for number in range(20)) for word in ("one", "other"))
@@ -69,22 +70,19 @@ RULES = ["longer wins, characters", "longer wins, words", "majority of the other
 def test_the_whole_recipe(recipe, tmp_path):
     encoder = make_encoder(tmp_path / "encoder")
     rows = write_rows(tmp_path / "votes.jsonl", ROWS[recipe])
-    outcome = fedlight(
+    ran(
         *("run", recipe, f"--output={tmp_path / 'out'}", f"votes={rows}", f"model={encoder}"),
         *("accelerator=cpu", "num_clients=4", "min_train=4", "num_test=2", "batch_size=4", "max_tokens=90"),
         *("exercise_epochs=1", "rounds=4", "clients_per_round=2", "local_steps=1", "local_only_steps=2"),
         *("warmup_rounds=1", "regroup_every=1", "val_share=0.3"),
     )
-    assert outcome.code == 0, outcome.err
     run = tmp_path / "out/seed0"
-    done = json.loads((run / "clients/done.json").read_text())["result"]
-    assert done == {"eligible": 5, "train": 4 * 4, "test": 4 * 2}
-    table_rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
-    found = {row["method"]: row for row in table_rows}
+    assert result_of(run / "clients") == {"eligible": 5, "train": 4 * 4, "test": 4 * 2}
+    found = rows_of(tmp_path / "out")
     assert list(found) == [*RULES, "start", "local only", "pooled votes", "FedBis", "FedBiscuit"]
     # 8 votes, twice
-    assert all(row["own"] * 16 == pytest.approx(round(row["own"] * 16)) for row in table_rows[3:])
-    longer, words, voters = table_rows[:3]
+    assert all(row["own"] * 16 == pytest.approx(round(row["own"] * 16)) for row in [*found.values()][3:])
+    longer, words, voters = (found[rule] for rule in RULES)
     assert (longer["votes"], words["votes"]) == (8, 8)
     assert words["both_orders"] == words["own"] == 0.5  # as many words on both sides
     assert longer["both_orders"] == longer["accuracy"] in [correct / 8 for correct in range(9)]
@@ -95,14 +93,12 @@ def test_the_whole_recipe(recipe, tmp_path):
         assert row["both_orders"] * 8 == pytest.approx(round(row["both_orders"] * 8))  # or undecided, by half
         assert row["both_orders_low"] <= row["both_orders"] <= row["both_orders_high"]
     assert found["pooled votes"]["sent_mib"] == 0 < found["FedBis"]["sent_mib"]
-    assert sorted(row["client"] for row in table(run / "local_only/visits.csv")) == sorted(
-        {row["client"] for row in table(run / "fedbiscuit/groups.csv")}
-    )
+    visited = [row["client"] for row in table(run / "local_only/visits.csv")]
+    assert sorted(visited) == sorted({row["client"] for row in table(run / "fedbiscuit/groups.csv")})
     for stage in ("fedbis", "fedbiscuit"):
         assert len(table(run / f"{stage}/visits.csv")) == 4 * 2
-        assert json.loads((run / f"{stage}/settings.json").read_text())["model.init_args.adapter"] == str(
-            run / "exercise/adapter"
-        )
+        settings = json.loads((run / f"{stage}/settings.json").read_text())
+        assert settings["model.init_args.adapter"] == str(run / "exercise/adapter")
 
 
 @pytest.mark.parametrize("recipe", REAL)
@@ -120,11 +116,9 @@ def test_the_voters_of_the_data(recipe, tmp_path):
     values = recipes.load(recipe, [f"votes={source}"])
     drawn = {}
     for seed in (0, 1):
-        stages = {stage.name: stage for stage in recipes.stages(values, tmp_path / str(seed), seed)}
+        stages = stages_of(recipe, tmp_path / str(seed), f"votes={source}", seed=seed)
         done = stages["clients"].run()["result"]
-        train, test = (
-            load_rows(str(tmp_path / f"{seed}/clients/{side}.jsonl")) for side in ("train", "test")
-        )
+        train, test = (read_lines(tmp_path / f"{seed}/clients/{side}.jsonl") for side in ("train", "test"))
         assert (done["train"], done["test"]) == (len(train), len(test))
         assert len(test) == num_clients * num_test
         tested, trained = (Counter(row[values["client"]] for row in rows) for rows in (test, train))
@@ -136,14 +130,13 @@ def test_the_voters_of_the_data(recipe, tmp_path):
         sides = [{row[values["holdout_column"]] for row in rows} for rows in (train, test)]
         assert not sides[0] & sides[1]
         drawn[seed] = set(tested)
-        rules = [
-            stages[name].run()["result"] for name in ("longer_characters", "longer_words", "other_voters")
-        ]
+        names = ("longer_characters", "longer_words", "other_voters")
+        rules = [stages[name].run()["result"] for name in names]
         assert {rule["votes"] for rule in rules} == {num_clients * num_test}
         for rule, judged in zip(rules, (1, 1, 0.3), strict=True):
             assert judged * rule["votes"] <= rule["metrics"]["test/votes"] <= rule["votes"]
             assert 0.6 < rule["metrics"]["test/accuracy"] < 0.9
     stages["snippets"].run()
-    assert len((tmp_path / "1/snippets/pairs.jsonl").read_text().splitlines()) == 2000
+    assert len(read_lines(tmp_path / "1/snippets/pairs.jsonl")) == 2000
     assert drawn[0] != drawn[1]
     assert done["eligible"] > num_clients

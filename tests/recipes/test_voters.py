@@ -1,8 +1,7 @@
-import json
 from collections import Counter
 
 import pytest
-from tiny_world import write_rows
+from tiny_world import read_lines, write_rows
 
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError
@@ -37,9 +36,11 @@ def sample(tmp_path):
     def draw(num_clients=3, seed=0, rows=ROWS + TIES, held_out=("dogs_*",), **changes):
         files = {side: tmp_path / f"{side}{seed}.jsonl" for side in ("train", "test")}
         settings = {
-            **{"client": "who", "choice": "pick", "ties": ["both", "neither"]},
-            **{"min_train": 4, "num_test": 2},
-            **changes,
+            "client": "who",
+            "choice": "pick",
+            "ties": ["both", "neither"],
+            "min_train": 4,
+            "num_test": 2,
         }
         done = sample_voters(
             source=write_rows(tmp_path / "votes.jsonl", rows),
@@ -47,10 +48,9 @@ def sample(tmp_path):
             num_clients=num_clients,
             seed=seed,
             **{side: str(file) for side, file in files.items()},
-            **settings,
+            **settings | changes,
         )
-        votes = ([json.loads(line) for line in file.read_text().splitlines()] for file in files.values())
-        return done, *votes
+        return done, *map(read_lines, files.values())
 
     return draw
 
@@ -63,8 +63,9 @@ def test_all_that_is_not_held_out_is_trained_on_and_as_many_are_tested_of_each(s
     assert {row["text"] for row in train if row["who"] == "ann"} == {f"ann cats_yes {i}" for i in range(5)}
 
 
-def test_no_vote_is_on_both_sides(sample):
+def test_no_vote_is_on_both_sides_and_rows_are_as_they_were_read(sample):
     _, train, test = sample()
+    assert all(row in ROWS for row in train + test)
     assert {row["topic"] for row in train} == {"cats_yes"}
     assert {row["topic"] for row in test} == {"dogs_no"}
     texts = [row["text"] for row in train + test]
@@ -81,15 +82,8 @@ def test_ties_are_left_out(sample):
     assert sum(row["pick"] == "both" for row in train) == 1
 
 
-def test_rows_are_written_as_they_were_read(sample):
-    _, train, test = sample()
-    assert all(row in ROWS for row in train + test)
-
-
 def test_too_few_voters_is_an_error_that_names_the_settings(sample):
-    with pytest.raises(
-        RowsError, match=r"3 voters have 4 votes to train on and 2 held-out ones, .* num_clients=4"
-    ):
+    with pytest.raises(RowsError, match=r"3 voters have 4 votes .* and 2 held-out ones, .* num_clients=4"):
         sample(4)
     with pytest.raises(RowsError, match=r"1 voters have 5 votes .* Lower one of the three"):
         sample(2, min_train=5)
@@ -127,13 +121,10 @@ LONG = [
 
 
 def snippets(tmp_path, rows=LONG, **changes):
-    settings = {
-        **{"texts": ["one", "two"], "holdout": Holdout("topic", ["dogs"]), "num_pairs": 60, "seed": 0},
-        **changes,
-    }
-    output = tmp_path / "pairs.jsonl"
-    snippet_pairs(source=write_rows(tmp_path / "rows.jsonl", rows), output=str(output), **settings)
-    return [json.loads(line) for line in output.read_text().splitlines()]
+    settings = {"texts": ["one", "two"], "holdout": Holdout("topic", ["dogs"]), "num_pairs": 60, "seed": 0}
+    output, source = tmp_path / "pairs.jsonl", write_rows(tmp_path / "rows.jsonl", rows)
+    snippet_pairs(source=source, output=str(output), **settings | changes)
+    return read_lines(output)
 
 
 def test_the_longer_snippet_is_to_be_chosen(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from killed import CODES, KILLED, SIGNALS, STOPPED, TERMINATED, Child, at
 from lightning.pytorch.callbacks import ModelCheckpoint
+from recipe_runs import ran
 from tiny_world import fedlight, table, tiny_recipe, tiny_selector
 
 from fedlight import conf
@@ -38,8 +39,7 @@ def uninterrupted(command, tmp_path_factory):
     """What an uninterrupted run leaves, and the seconds that it takes the processor."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     start = time.process_time()
-    outcome = fedlight(*command, str(folder))
-    assert outcome.code == 0, outcome.err
+    ran(*command, str(folder))
     return what_counts(folder), time.process_time() - start
 
 
@@ -178,7 +178,7 @@ def test_a_killed_fit_with_memories_on_disk_leaves_what_an_undisturbed_one_leave
         return visits, memories, (folder / "adapter/adapter_model.safetensors").read_bytes()
 
     whole, run, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
-    assert fedlight(*arguments(whole)).code == 0
+    ran(*arguments(whole))
     for owner, name, when in MOMENTS_OF_A_FIT:
         assert Child(arguments(run), log, at(owner, name, when, signal.SIGKILL)).wait() == CODES[KILLED]
     assert Child(arguments(run), log).wait() == 0, log.read_text()
@@ -198,5 +198,5 @@ def test_ctrl_c_twice_ends_the_run_which_then_goes_on(tiny_model, tmp_path):
     assert Child(arguments, log, prepare).wait() == CODES[STOPPED]
     assert log.read_text().splitlines()[-1].startswith("fedlight: stopped")
     assert not (run / "run.lock").exists()
-    assert fedlight(*arguments).code == 0
+    ran(*arguments)
     assert len(table(run / "visits.csv")) == 4

@@ -3,6 +3,7 @@ import signal
 import pytest
 import torch
 from killed import CODES, KILLED, Child, at
+from recipe_runs import ran
 from safetensors.torch import load_file
 from tiny_world import VOTES, fedlight, refused, table, tiny_selector, weights
 
@@ -42,8 +43,7 @@ def test_resumed_from_every_checkpoint(case, tiny_model, tmp_path):
     def fit(folder, *more):
         arguments = (dpo if case == "dpo" else tiny_selector)(tiny_model, folder, *CASES.get(case, []))
         keep_all = ("--trainer.callbacks.init_args.save_top_k=-1", "--trainer.max_epochs=3")
-        outcome = fedlight("fit", *arguments, *keep_all, *more)
-        assert outcome.code == 0, outcome.err
+        ran("fit", *arguments, *keep_all, *more)
         return weights(folder), metrics(folder)
 
     whole, logged = fit(tmp_path / "whole")
@@ -71,7 +71,7 @@ def test_resumed_from_every_checkpoint(case, tiny_model, tmp_path):
 )
 def test_a_run_goes_on_as_what_it_was(tiny_model, tmp_path, first, then, message):
     one_round = tiny_selector(tiny_model, tmp_path, "--trainer.max_epochs=1")
-    assert fedlight("fit", *one_round, *first).code == 0
+    ran("fit", *one_round, *first)
     given = ["fit", *one_round, "--trainer.max_epochs=2", *then]
     line = refused(fedlight(*given, f"--ckpt_path={tmp_path / 'checkpoints/epoch=0.ckpt'}"))
     assert message in line
@@ -79,7 +79,7 @@ def test_a_run_goes_on_as_what_it_was(tiny_model, tmp_path, first, then, message
 
 def test_a_resumed_run_keeps_its_optimizers_settings(tiny_model, tmp_path):
     arguments = ["fit", *tiny_selector(tiny_model, tmp_path)]
-    assert fedlight(*arguments).code == 0
+    ran(*arguments)
     going_on = f"--ckpt_path={tmp_path / 'checkpoints/epoch=0.ckpt'}"
     outcome = fedlight(*arguments, "--model.lr=0.5", going_on)
     assert outcome.code == 2
@@ -90,7 +90,7 @@ def test_a_resumed_run_keeps_its_optimizers_settings(tiny_model, tmp_path):
     # What does not belong to the optimizer is as the config says, not as the checkpoint has it.
     printed = fedlight(*arguments, "--model.lora.dropout=0.2", going_on, "--print_config").out
     assert "dropout: 0.2" in printed
-    assert fedlight("test", *arguments[1:], "--model.lr=0.5", going_on).code == 0
+    ran("test", *arguments[1:], "--model.lr=0.5", going_on)
 
 
 SERVER_SIDE = {  # rounds, in which of them it is killed, and what is set
@@ -141,8 +141,7 @@ def test_killed_and_resumed_with_what_server_and_clients_remember(case, tiny_mod
         assert Child(arguments(again), log, in_round(round_idx)).wait() == CODES[KILLED]
         assert (again / f"checkpoints/epoch={round_idx - 1}.ckpt").exists()
     for folder in (again, whole):
-        outcome = fedlight(*arguments(folder))
-        assert outcome.code == 0, outcome.err
+        ran(*arguments(folder))
     assert left_by(again) == left_by(whole)
     assert remembered(again, rounds) == remembered(whole, rounds)
     assert metrics(again) == metrics(whole)
