@@ -47,9 +47,8 @@ def test_the_oracle_counts_right_words():
     of_another_world = [answer(4, "farm", tuple(row["topic"].split())) for row in ROWS]
     # a fact may be the same in both
     assert FactJudge(4).scores(ROWS, of_another_world, RIGHT).count(1.0) >= 5
-    assert FactJudge(3).scores(ROWS, answers, others) == BothPositions(FactJudge(3)).scores(
-        ROWS, answers, others
-    )
+    both = BothPositions(FactJudge(3)).scores(ROWS, answers, others)
+    assert FactJudge(3).scores(ROWS, answers, others) == both
     with pytest.raises(ValueError, match="input='anna bakes' does not end in a name and a thing"):
         FactJudge().scores([{"input": "anna bakes"}], ["a"], ["b"])
     with pytest.raises(ValueError, match=r"FactJudge reads {input}, but the prompts have prompt"):
@@ -60,13 +59,9 @@ def test_two_runs_are_compared(tmp_path):
     ours = run_folder(tmp_path / "ours", [*RIGHT[:3], "no", "no", half_right(RIGHT[5])])
     run_folder(tmp_path / "ours", ["no"] * 6, moment="epoch_1")  # not the last ones
     theirs = run_folder(tmp_path / "theirs", ["no"] * 4 + RIGHT[4:], moment="test")
-    stage = {
-        "call": "fedlight.judges.duels.duels",
-        "with": {
-            **{"methods": {"ours": ours, "theirs": theirs}, "against": theirs, "judge": FACTS},
-            **{"task": "domain", "output": str(tmp_path / "wins")},
-        },
-    }
+    told = {"methods": {"ours": ours, "theirs": theirs}, "against": theirs, "judge": FACTS}
+    told |= {"task": "domain", "output": str(tmp_path / "wins")}
+    stage = {"call": "fedlight.judges.duels.duels", "with": told}
     done = Stage("wins", tmp_path / "wins", stage).run()["result"]
     (first, second) = done["rows"]
     assert (first["method"], first["win"], first["lose"]) == ("ours", 3 / 6, 2 / 6)
@@ -94,10 +89,11 @@ def test_the_rows_own_answers_and_an_earlier_moment(tmp_path):
 def test_clients_own_models_are_judged_each(tmp_path):
     own = tmp_path / "own"
     run_folder(own, RIGHT)  # the global model's, which is not what counts
-    run_folder(own, ["no"] * 6, moment="own", client=["a"] * 6)
-    first = (own / "tasks/own/domain.jsonl").read_text()
-    run_folder(own, RIGHT, moment="own", client=["b"] * 6)
-    (own / "tasks/own/domain.jsonl").write_text(first + (own / "tasks/own/domain.jsonl").read_text())
+    file, records = own / "tasks/own/domain.jsonl", []
+    for client, answers in (("a", ["no"] * 6), ("b", RIGHT)):
+        run_folder(own, answers, moment="own", client=[client] * 6)
+        records += read_lines(file)
+    write_rows(file, records)
     one = run_folder(tmp_path / "one", [half_right(text) for text in RIGHT])
     wins = {"judge": FACTS, "task": "domain", "output": str(tmp_path / "wins")}
     (row,) = duels({"LocIT": str(own)}, against=one, **wins)["rows"]
@@ -106,9 +102,7 @@ def test_clients_own_models_are_judged_each(tmp_path):
     assert {line["client"] for line in read_lines(tmp_path / "wins/verdicts.jsonl")} == {"a", "b"}
     (row,) = duels({"LocIT": str(own)}, against=str(own), **wins)["rows"]
     assert (row["tie"], row["pairs"]) == (1, 12)
-    with pytest.raises(
-        ValueError, match="clients' own models have answered can be `against` those of the same"
-    ):
+    with pytest.raises(ValueError, match="clients' own models have answered can be `against` those of the"):
         duels({"one": one}, against=str(own), **wins)
 
 
@@ -120,9 +114,7 @@ def test_what_does_not_fit_is_named(tmp_path):
     other = run_folder(tmp_path / "other", RIGHT, prompt=["in another template"] * 6)
     with pytest.raises(ValueError, match="have answered different prompts"):
         duels(**wins, against=other)
-    with pytest.raises(
-        ValueError, match=r"test/domain\.jsonl: there is no such file: give the folder of a finished"
-    ):
+    with pytest.raises(ValueError, match=r"test/domain\.jsonl: there is no such file: give the folder of"):
         duels(**wins, against=str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match=r"epoch_2/other\.jsonl: there is no such file"):
         duels(**{**wins, "task": "other"}, moment="epoch_2")
@@ -149,12 +141,8 @@ def shown(prompt):
 
 
 def endpoint(stub, tmp_path, **changes):
-    settings = {
-        "model": "judge",
-        "api_key_variable": None,
-        "sampling": Sampling(temperature=0.0),
-        "sending": Sending(wait_seconds=0.01, concurrent=1),
-    }
+    settings = {"model": "judge", "api_key_variable": None, "sampling": Sampling(temperature=0.0)}
+    settings["sending"] = Sending(wait_seconds=0.01, concurrent=1)
     return ChatEndpoint(stub.base_url, cache=str(tmp_path / "cache"), **settings | changes)
 
 
@@ -204,14 +192,11 @@ def test_replies_that_cannot_be_read_are_counted_and_said(tmp_path, caplog):
         assert str(first) == "[nan, 1.0]"
         assert second == [0.0, 0.0]
         assert judge.unread == 1
-        assert (
-            "1 of 2 replies could not be read, such as one that ends 'I like the first one.'" in caplog.text
-        )
+        assert "1 of 2 replies could not be read, such as one that ends 'I like the first" in caplog.text
         assert judge.scores(FIELDS[:2], ["odd", "good"], ["fine", "bad"]) == [0.5, 1.0]
         ours = run_folder(tmp_path / "ours", ["odd", *["good"] * 5])
         spec = judge_spec(stub.base_url, tmp_path / "c")
-        done = duels({"m": ours}, spec, "domain", str(tmp_path / "wins"))
-    (row,) = done["rows"]
+        (row,) = duels({"m": ours}, spec, "domain", str(tmp_path / "wins"))["rows"]
     assert (row["pairs"], row["unread"], row["tie"], row["order_changed"]) == (5, 1, 1, 1)
     assert read_lines(tmp_path / "wins/verdicts.jsonl")[0]["ours_first"] is None
 

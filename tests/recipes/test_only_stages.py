@@ -79,11 +79,8 @@ def test_the_others_are_done_later(run_small, tmp_path):
     ids=str,
 )
 def test_the_folder_of_the_run_and_names_with_blanks(tmp_path, argument, wanted):
-    written = {
-        "a": {"call": "fedlight.recipes.overlay.plain", "with": {"key": "${run}/shared,x"}},
-        "my stage, 1": {"call": "fedlight.recipes.overlay.plain", "with": {"key": "x"}},
-        "b": {"call": "fedlight.recipes.overlay.plain", "with": argument},
-    }
+    told = {"a": {"key": "${run}/shared,x"}, "my stage, 1": {"key": "x"}, "b": argument}
+    written = {name: {"call": "fedlight.recipes.overlay.plain", "with": own} for name, own in told.items()}
     (chosen,), _ = chosen_stages([stages({"stages": written}, tmp_path / "seed0", 0)], [], ["b"])
     assert [stage.name for stage in chosen] == wanted
 
@@ -122,7 +119,5 @@ def test_a_table_needs_all_that_it_compares(tmp_path):
     """The augmentation folders are no stages' own: of those that name one, the first makes it."""
     steps = stages(load("heterogeneity"), tmp_path / "seed0", 0)
     (chosen,), _ = chosen_stages([steps], [], ["table"])
-    assert {stage.name for stage in steps} - {stage.name for stage in chosen} <= {
-        "zero_shot",
-        "labels_of_clients",
-    }
+    left_out = {stage.name for stage in steps} - {stage.name for stage in chosen}
+    assert left_out <= {"zero_shot", "labels_of_clients"}

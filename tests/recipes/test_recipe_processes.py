@@ -8,14 +8,13 @@ import pytest
 import torch
 from killed import Child
 from recipe_runs import ran
-from tiny_world import HELDOUT, PROMPTS, VOTES, fedlight, refused
+from tiny_world import HELDOUT, PROMPTS, VOTES, fedlight, refused, table
 
 from fedlight.recipes import followers
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
+from fedlight.support.files import result_of
 
 pytestmark = pytest.mark.slow  # recipes in several processes
-
-WALL = "seconds"
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +25,15 @@ def recipe(tiny_model, tmp_path_factory):
         "trainer.max_epochs": 2, "data.source": VOTES, "data.split.test_source": HELDOUT, "data.batch_size": 4,
         "federated.clients_per_round": 3, "federated.local_steps": 2,
     }  # fmt: skip
-    completions = {
-        **{"data.source": PROMPTS, "data.limit": 6, "data.eval_batch_size": 2},
-        "model.completions.max_new_tokens": 6,
-    }
+    completions = {"data.source": PROMPTS, "data.limit": 6, "data.eval_batch_size": 2}
+    completions["model.completions.max_new_tokens"] = 6
+    label = {"completions": "${run}/completions/completions.jsonl", "seed": 0}
+    label["output"] = "${run}/label/preferences.jsonl"
     stages = {
         "selector": {"fit": "selector.yaml", "with": {**common, **selector}},
         "test": {"test": "selector.yaml", "with": {**common, **selector, "trainer.logger": False}},
         "completions": {"predict": "completions.yaml", "with": {**common, **completions}},
-        "label": {
-            "call": "fedlight.recipes.steps.label_with_oracle",
-            "with": {
-                "completions": "${run}/completions/completions.jsonl",
-                "seed": 0,
-                "output": "${run}/label/preferences.jsonl",
-            },
-        },
+        "label": {"call": "fedlight.recipes.steps.label_with_oracle", "with": label},
     }
     file = tmp_path_factory.mktemp("recipe") / "small.yaml"
     file.write_text(json.dumps({"seeds": [0], "stages": stages}))
@@ -62,11 +54,9 @@ def files_of(folder):
     for file in sorted((folder / "seed0").rglob("*")):
         name = str(file.relative_to(folder))
         if file.name == "visits.csv":
-            rows = [line.split(",") for line in file.read_text().splitlines()]
-            at = rows[0].index(WALL)
-            found[name] = [row[:at] + row[at + 1 :] for row in rows]
+            found[name] = [{**row, "seconds": None} for row in table(file)]
         elif file.name == "done.json":
-            found[name] = json.loads(file.read_text())["result"]
+            found[name] = result_of(file.parent)
         elif file.suffix in (".csv", ".jsonl", ".safetensors"):
             found[name] = file.read_bytes()
         elif file.is_file() and "checkpoints" not in name and file.suffix not in (".yaml", ".json"):
@@ -79,12 +69,9 @@ def test_two_processes_write_the_files_of_one(recipe, one, tmp_path):
     assert child.wait() == 0, child.log.read_text()
     assert files_of(tmp_path / "two") == one
     assert len(one["seed0/completions/completions.jsonl"].splitlines()) == 6
-    assert len(one["seed0/selector/visits.csv"]) == 7
-    strategies = {
-        name: "client_parallel" in (tmp_path / "two/seed0" / name / "stage.yaml").read_text()
-        for name in ("selector", "test", "completions")
-    }
-    assert strategies == {"selector": True, "test": True, "completions": True}
+    assert len(one["seed0/selector/visits.csv"]) == 6
+    for name in ("selector", "test", "completions"):
+        assert "client_parallel" in (tmp_path / "two/seed0" / name / "stage.yaml").read_text(), name
 
 
 def test_a_follower_that_dies_ends_the_recipe_and_one_process_goes_on(recipe, one, tmp_path):
@@ -114,11 +101,12 @@ def test_a_follower_that_dies_ends_the_recipe_and_one_process_goes_on(recipe, on
     assert not (folder / "done.json").exists()
     outcome = ran(*arguments, "--processes", "1")
     assert ("round 1/2" in outcome.out, "round 2/2" in outcome.out) == (False, True)
-    resumed = files_of(tmp_path / "run")
     # Lightning's logger begins a new version for the second round.
-    assert {name: own for name, own in resumed.items() if "metrics" not in name} == {
-        name: own for name, own in one.items() if "metrics" not in name
-    }
+    resumed, whole = (
+        {name: own for name, own in files.items() if "metrics" not in name}
+        for files in (files_of(tmp_path / "run"), one)
+    )
+    assert resumed == whole
 
 
 def test_a_dry_run_says_who_shares_what(recipe, tmp_path):
@@ -206,10 +194,7 @@ def test_a_follower_that_never_joins_ends_the_recipe(tiny_model, tmp_path):
 
     child = Child(["run", recipe, f"--output={tmp_path / 'run'}", "--processes", "2"], log, prepare)
     assert child.wait() == 1
-    assert (
-        "fedlight: process 1 has ended (it was killed), so the recipe ends; the same command"
-        in log.read_text()
-    )
+    assert "process 1 has ended (it was killed), so the recipe ends; the same command" in log.read_text()
 
 
 def test_what_the_first_process_refuses_is_said_once_and_ends_the_others(tmp_path):

@@ -16,18 +16,15 @@ GOOD, BAD = "anna paints walls . ben bakes bread .", "duh leo studies stars ."
 
 def completions(*answers, prompt="p"):
     """Rows as completions.yaml writes them, one prompt each."""
-    return [
-        {"fields": {"prompt": f"{prompt}{i}"}, "completions": list(some)} for i, some in enumerate(answers)
-    ]
+    return [{"fields": {"prompt": f"{prompt}{i}"}, "completions": [*some]} for i, some in enumerate(answers)]
 
 
 def votes(*log_odds):
     """Rows as votes.yaml writes them with both orders; the log-odds are those of the first answer."""
-    both = [(index, order, odds) for index, odds in enumerate(log_odds) for order in (0, 1)]
-    names = ("index", "order", "logp_a", "logp_b")
     return [
-        dict(zip(names, (index, order, *((0.0, odds) if order else (odds, 0.0))), strict=True))
-        for index, order, odds in both
+        {"index": index, "order": order, "logp_a": (1 - order) * odds, "logp_b": order * odds}
+        for index, odds in enumerate(log_odds)
+        for order in (0, 1)
     ]
 
 
@@ -41,15 +38,12 @@ def rows(tmp_path):
 
 def test_labels_are_the_majority_of_the_selectors(rows, tmp_path):
     source = rows("completions", completions(("x", "y"), ("same", "same"), ("v", "w")))
-    selectors = [
-        rows(f"s{i}", votes(*odds)) for i, odds in enumerate([(2.0, -1.0), (-3.0, -1.0), (1.0, 4.0)])
-    ]
+    odds = [(2.0, -1.0), (-3.0, -1.0), (1.0, 4.0)]
+    selectors = [rows(f"s{i}", votes(*own)) for i, own in enumerate(odds)]
     output = tmp_path / "label/pairs.jsonl"
     done = steps.label_with_selectors(source, selectors, str(output))
-    assert [(row["response_a"], row["response_b"], row["choice"]) for row in read_lines(output)] == [
-        ("x", "y", "a"),  # two of three
-        ("v", "w", "b"),
-    ]
+    told = [(row["response_a"], row["response_b"], row["choice"]) for row in read_lines(output)]
+    assert told == [("x", "y", "a"), ("v", "w", "b")]  # the first by two of three
     assert done["pairs"] == done["metrics"]["label/pairs"] == 2
     assert done["metrics"]["label/too_long"] == 0
     assert "1 pairs of equal or empty completions skipped" in done["report"]
@@ -103,8 +97,7 @@ def test_the_oracle_labels_by_what_clients_like(rows, tmp_path):
 
 def test_labels_of_perfect_selectors_by_their_majority_and_by_all_votes(rows, tmp_path):
     """In the loud world two thirds like a kind opening a little, and the others strongly dislike it."""
-    kind = "kindly " + GOOD
-    content = [{"fields": {"prompt": POST}, "completions": [GOOD, kind]}]
+    content = [{"fields": {"prompt": POST}, "completions": [GOOD, "kindly " + GOOD]}]
     world = {"opposition": 1.0, "tastes": "loud", "seed": 0}
     choices = {}
     for rule in ("mean", "pooled", "people", "groups", "warm", "terse"):
@@ -112,10 +105,8 @@ def test_labels_of_perfect_selectors_by_their_majority_and_by_all_votes(rows, tm
         steps.label_with_oracle(rows("completions", content), output=str(output), rule=rule, **world)
         (row,) = read_lines(output)
         choices[rule] = {"a": "plain", "b": "kind"}[row["choice"]]
-    assert choices == {
-        **{"mean": "plain", "pooled": "plain", "terse": "plain"},
-        **{"people": "kind", "groups": "kind", "warm": "kind"},
-    }
+    of_all, of_most = ("mean", "pooled", "terse"), ("people", "groups", "warm")
+    assert choices == {**dict.fromkeys(of_all, "plain"), **dict.fromkeys(of_most, "kind")}
 
 
 def test_answers_are_put_side_by_side(rows, tmp_path):
@@ -127,9 +118,7 @@ def test_answers_are_put_side_by_side(rows, tmp_path):
 
 def test_a_model_that_tuning_did_not_change_is_refused(rows, tmp_path):
     same = rows("same", completions("a", "b"))
-    with pytest.raises(
-        ValueError, match="answers all 2 prompts as the raw one does; raise dpo_lr or dpo_epochs"
-    ):
+    with pytest.raises(ValueError, match="answers all 2 prompts as the raw one does; raise dpo_lr or dpo_e"):
         steps.pair_answers(same, same, str(tmp_path / "duel.jsonl"))
 
 
@@ -171,12 +160,10 @@ def test_a_pair_too_long_for_the_selector_is_counted_and_no_tie(rows, tested, la
 def test_the_table_of_several_selectors_goes_by_their_majority(rows, tested, label):
     """By two of three won, lost, and once neither: one for it, one against it, one that finds both equal."""
     duel = rows("duel", completions(("x", "y"), ("x", "y"), ("u", "v")))
-    said = joined(votes(1.0, -9.0, 1.0), votes(-9.0, -1.0, -1.0), votes(1.0, 1.0, 0.0))
-    table = steps.compare_by_selector(tested, duel, rows("votes", said), label)
-    assert table["rows"][1]["win_rate_by_selector"] == 0.5
-    said = joined(votes(1.0, -9.0, 1.0), votes(-9.0, 1.0, -1.0), votes(1.0, 1.0, 0.0))
-    table = steps.compare_by_selector(tested, duel, rows("votes", said), label)
-    assert table["rows"][1]["win_rate_by_selector"] == 2.5 / 3
+    for odds, rate in ((-1.0, 0.5), (1.0, 2.5 / 3)):
+        said = joined(votes(1.0, -9.0, 1.0), votes(-9.0, odds, -1.0), votes(1.0, 1.0, 0.0))
+        table = steps.compare_by_selector(tested, duel, rows("votes", said), label)
+        assert table["rows"][1]["win_rate_by_selector"] == rate
 
 
 def test_the_oracles_table(rows, tmp_path):
@@ -186,16 +173,12 @@ def test_the_oracles_table(rows, tmp_path):
     def answered(name, *answers):
         return rows(name, [{"fields": {"prompt": POST}, "completions": [answer]} for answer in answers])
 
-    answers = {
-        "raw": answered("raw", BAD, GOOD),
-        "FedBis": answered("ours", GOOD, GOOD),
-        "oracle": answered("best", GOOD, BAD),
-    }
+    given = {"raw": (BAD, GOOD), "FedBis": (GOOD, GOOD), "oracle": (GOOD, BAD)}
+    answers = {name: answered(name, *texts) for name, texts in given.items()}
     table = steps.compare_with_oracle(0, results, answers)["rows"]
     good, bad = (Oracle(0).utility(POST, text) for text in (GOOD, BAD))
-    assert [(row["method"], row["win_rate_vs_raw"]) for row in table] == [
-        *(("raw", 0.5), ("FedBis", 0.75), ("oracle", 0.5)),
-    ]
+    assert [row["method"] for row in table] == [*given]
+    assert [row["win_rate_vs_raw"] for row in table] == [0.5, 0.75, 0.5]
     # All answers are to one prompt, of which no interval is known.
     assert not any(name.endswith(("_low", "_high")) for row in table for name in row)
     assert [row["utility"] for row in table] == pytest.approx([(good + bad) / 2, good, (good + bad) / 2])

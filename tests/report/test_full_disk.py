@@ -35,12 +35,8 @@ def full(*_, **__):
 @pytest.mark.parametrize("where", ["picture", "table", "page"])
 def test_it_leaves_nothing(run, monkeypatch, where):
     before = tree(run)
-    if where == "picture":
-        monkeypatch.setattr(page, "save_png", full)
-    elif where == "table":
-        monkeypatch.setattr(Path, "write_bytes", full)
-    else:
-        monkeypatch.setattr(Path, "write_text", full)
+    places = {"picture": (page, "save_png"), "table": (Path, "write_bytes"), "page": (Path, "write_text")}
+    monkeypatch.setattr(*places[where], full)
     with pytest.raises(OSError, match=r"the disk is full while writing .*report\.html: free some space"):
         write_report([run])
     assert tree(run) == before

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from stage_folders import logged
 
 from fedlight.report import page, write_report
 from fedlight.report.sections import answers, curves, groups, overview
@@ -25,9 +26,7 @@ def few(monkeypatch):
 
 
 def metrics(folder, name, *values):
-    file = folder / "metrics" / "version_0" / "metrics.csv"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"epoch,step,{name}\n" + "".join(f"{i},{i},{v}\n" for i, v in enumerate(values)))
+    logged(folder, name, *(f"{i},{i},{value}" for i, value in enumerate(values)))
 
 
 def test_names_are_neither_formulas_nor_html_nor_paths(run, few):

@@ -37,17 +37,9 @@ def page(tmp_path_factory):
     )
     (bad / "tasks/test").mkdir(parents=True)
     (bad / "tasks/test/mmlu.jsonl").write_text("".join(json.dumps(row) + "\n" for row in subjects))
-    (folder / "runs" / "results.json").write_text(
-        json.dumps(
-            {
-                "rows": [
-                    {"method": m, "seed": s, "x": 0.5 + s, "y": 1.5 - s}
-                    for m in (ATTACK, "m")
-                    for s in (0, 1)
-                ]
-            }
-        )
-    )
+    both = [(method, seed) for method in (ATTACK, "m") for seed in (0, 1)]
+    rows = [{"method": method, "seed": seed, "x": 0.5 + seed, "y": 1.5 - seed} for method, seed in both]
+    (folder / "runs" / "results.json").write_text(json.dumps({"rows": rows}))
     return write_report([folder / "runs"], folder / "page.html")
 
 
@@ -88,10 +80,8 @@ def test_every_figure_is_there_and_has_a_size(tab, page):
         assert box["height"] > 100
     alts = [figures.nth(place).get_attribute("aria-label") for place in range(figures.count())]
     assert all(alts)
-    names = {
-        figure.removeprefix("figure-")
-        for figure in tab.eval_on_selector_all("figure", "all => all.map(f => f.id)")
-    }
+    ids = tab.eval_on_selector_all("figure", "all => all.map(f => f.id)")
+    names = {figure.removeprefix("figure-") for figure in ids}
     files = page.with_name("page_files")
     assert {file.stem for file in files.glob("*.png")} == names
     assert {file.stem for file in files.glob("*.csv")} == names
@@ -158,9 +148,8 @@ def test_on_a_phone_the_widest_figure_is_another_one_with_legible_texts(tab):
     assert (broad.is_visible(), narrow.is_visible()) == (True, False)
     tab.set_viewport_size(PHONE)
     assert (broad.is_visible(), narrow.is_visible()) == (False, True)
-    assert (
-        min(narrow.locator("text").evaluate_all("all => all.map(t => t.getBoundingClientRect().height)")) > 9
-    )
+    heights = "all => all.map(text => text.getBoundingClientRect().height)"
+    assert min(narrow.locator("text").evaluate_all(heights)) > 9
     tab.set_viewport_size(before)
 
 

@@ -2,6 +2,8 @@ import json
 import os
 
 import pytest
+from stage_folders import logged, stage_folder
+from tiny_world import write_lines
 
 from fedlight.report.sections.overview import runs_table
 from fedlight.runs.run import read_runs
@@ -11,25 +13,18 @@ from fedlight.runs.run import read_runs
 def recipe(tmp_path):
     """Two seeds with a training and a test each, and a stage over both."""
     for seed in (0, 1):
-        for place, (name, stage) in enumerate(
-            [("fit_it", "fit selector.yaml"), ("a_test", "test selector.yaml")]
-        ):
-            folder = tmp_path / "demo" / f"seed{seed}" / name
-            folder.mkdir(parents=True)
-            (folder / "settings.json").write_text(json.dumps({"stage": stage}))
+        for place, (name, command) in enumerate([("fit_it", "fit"), ("a_test", "test")]):
+            folder = stage_folder(tmp_path / f"demo/seed{seed}/{name}", f"{command} selector.yaml")
             (folder / "adapter").mkdir()
             os.utime(folder / "settings.json", (place, place))
-    over = tmp_path / "demo" / "seeds_0_1" / "plot"
-    over.mkdir(parents=True)
-    (over / "settings.json").write_text(json.dumps({"stage": "call fedlight.report.figures.plots.clients"}))
+    stage_folder(tmp_path / "demo/seeds_0_1/plot", "call fedlight.report.figures.plots.clients")
     return tmp_path / "demo"
 
 
 def test_a_recipe_is_its_seeds_and_stages_in_their_order(recipe):
     runs = read_runs([recipe])
-    assert [run.label for run in runs] == [
-        *("fit_it, seed 0", "a_test, seed 0", "fit_it, seed 1", "a_test, seed 1", "plot"),
-    ]
+    labels = ["fit_it, seed 0", "a_test, seed 0", "fit_it, seed 1", "a_test, seed 1", "plot"]
+    assert [run.label for run in runs] == labels
     assert [run.method for run in runs] == ["fit_it", "a_test", "fit_it", "a_test", "plot"]
     assert [run.seed for run in runs] == [0, 0, 1, 1, None]
     assert [run.command for run in runs] == ["fit", "test", "fit", "test", "call"]
@@ -40,9 +35,7 @@ def test_what_is_given_twice_is_there_once(recipe):
 
 
 def test_two_recipes_are_told_apart(recipe, tmp_path):
-    other = tmp_path / "again" / "seed0" / "fit_it"
-    other.mkdir(parents=True)
-    (other / "visits.csv").write_text("round\n0\n")
+    write_lines(tmp_path / "again/seed0/fit_it/visits.csv", "round", "0")
     labels = [run.label for run in read_runs([recipe, tmp_path / "again"])]
     assert labels[0] == "demo/fit_it, seed 0"
     assert labels[-1] == "again/fit_it"
@@ -50,18 +43,14 @@ def test_two_recipes_are_told_apart(recipe, tmp_path):
 
 
 def test_folders_of_one_name_are_told_apart(tmp_path):
-    for parent in ("x", "y"):
-        (tmp_path / parent / "run").mkdir(parents=True)
-        (tmp_path / parent / "run" / "visits.csv").write_text("round\n0\n")
-    assert [run.label for run in read_runs([tmp_path / "x" / "run", tmp_path / "y" / "run"])] == [
-        "x/run",
-        "y/run",
-    ]
+    folders = [tmp_path / parent / "run" for parent in ("x", "y")]
+    for folder in folders:
+        write_lines(folder / "visits.csv", "round", "0")
+    assert [run.label for run in read_runs(folders)] == ["x/run", "y/run"]
 
 
 def test_records_of_augmentations_are_no_runs(tmp_path):
-    (tmp_path / "augmentations" / "direct").mkdir(parents=True)
-    (tmp_path / "augmentations" / "direct" / "settings.json").write_text('{"augmentation": "Direct"}')
+    stage_folder(tmp_path / "augmentations/direct", {"augmentation": "Direct"})
     with pytest.raises(ValueError, match=r"there is no run in it.*default_root_dir"):
         read_runs([tmp_path])
 
@@ -94,16 +83,9 @@ def test_bytes_that_are_no_text_are_no_error(tmp_path):
 
 
 def test_a_resumed_run_goes_on_where_it_was_resumed(tmp_path):
-    for version, text in enumerate(
-        [
-            "epoch,step,loss,score\n0,0,5,\n1,1,4,\n1,1,,0.1\n2,2,9,\n",  # killed in epoch 2
-            "epoch,step,loss,score\n2,2,3,\n3,3,2,0.2\n",
-            "epoch,step,test/accuracy\n0,0,0.75\n",  # a test by hand, which replaces nothing
-        ]
-    ):
-        folder = tmp_path / "metrics" / f"version_{version}"
-        folder.mkdir(parents=True)
-        (folder / "metrics.csv").write_text(text)
+    logged(tmp_path, "loss,score", "0,0,5,", "1,1,4,", "1,1,,0.1", "2,2,9,")  # killed in epoch 2
+    logged(tmp_path, "loss,score", "2,2,3,", "3,3,2,0.2", version=1)
+    logged(tmp_path, "test/accuracy", "0,0,0.75", version=2)  # a test by hand, which replaces nothing
     (run,) = read_runs([tmp_path])
     losses = [(row["epoch"], row["loss"]) for row in run.metrics() if row.get("loss")]
     assert losses == [("0", "5"), ("1", "4"), ("2", "3"), ("3", "2")]

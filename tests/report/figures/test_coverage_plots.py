@@ -1,18 +1,16 @@
 import json
-import re
 
 import numpy as np
 import pytest
 from finished import finished as result
+from tiny_world import write_lines
 
-from fedlight.recipes.stages import Stage
 from fedlight.report.figures import coverage_plots
 from fedlight.report.figures.lines import draw_scatter
 
 
 def write(folder, file, rows):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / file, *map(json.dumps, rows))
     return str(folder)
 
 
@@ -28,7 +26,11 @@ def private(folder, owned):
 def added(folder, scores):
     rows = [
         {
-            **{"client": client, "rank": i, "row": i, "score": score, "source": "x"},
+            "client": client,
+            "rank": i,
+            "row": i,
+            "score": score,
+            "source": "x",
             "fields": {"instruction": f"{i}"},
         }
         for client, own in scores.items()
@@ -43,10 +45,8 @@ def test_labels_are_counted_by_client(tmp_path):
         "uneven": private(tmp_path / "uneven", {"c0": "x", "c1": "zzzz"}),
     }
     done = coverage_plots.label_distribution(records, str(tmp_path / "labels.svg"))
-    assert done["table"] == {
-        "even": {"c0": {"x": 2, "z": 1}, "c1": {"x": 1, "y": 1}},
-        "uneven": {"c0": {"x": 1}, "c1": {"z": 4}},
-    }
+    assert done["table"]["even"] == {"c0": {"x": 2, "z": 1}, "c1": {"x": 1, "y": 1}}
+    assert done["table"]["uneven"] == {"c0": {"x": 1}, "c1": {"z": 4}}
     figure = coverage_plots.draw_labels(done["table"])
     cells = [axes.images[0].get_array().tolist() for axes in figure.axes[:2]]
     assert cells == [[[2, 1], [0, 1], [1, 0]], [[1, 0], [0, 0], [0, 4]]]
@@ -76,57 +76,36 @@ SEEDS = [
 
 
 def test_coverage_and_score_are_averaged_over_seeds(tmp_path):
-    tables = [
-        result(tmp_path / str(seed), [*rows, {"method": "x", "score": 1.0}])
-        for seed, rows in enumerate(SEEDS)
-    ]
+    more = {"method": "x", "score": 1.0}
+    tables = [result(tmp_path / str(seed), [*rows, more]) for seed, rows in enumerate(SEEDS)]
     done = coverage_plots.coverage_against_score(tables, str(tmp_path / "scatter.svg"))
-    assert done["table"] == {
-        "none": {"x": [0.5, 0.7], "y": [0.2, 0.4]},
-        "FedDCA": {"x": [0.9, 0.7], "y": [0.5, 0.9]},
-    }
+    none, feddca = {"x": [0.5, 0.7], "y": [0.2, 0.4]}, {"x": [0.9, 0.7], "y": [0.5, 0.9]}
+    assert done["table"] == {"none": none, "FedDCA": feddca}
     assert done["correlation"] is None  # of two points it says nothing
     (axes,) = draw_scatter(done["table"], "coverage", "score").axes
-    assert [(text.get_text(), tuple(np.round(text.xy, 6))) for text in axes.texts] == [
-        ("none", (0.6, 0.3)),
-        ("FedDCA", (0.8, 0.7)),
-    ]
-    svg = (tmp_path / "scatter.svg").read_text()
-    coverage_plots.coverage_against_score(tables, str(tmp_path / "again.svg"))
-    assert svg == (tmp_path / "again.svg").read_text()
+    places = {text.get_text(): tuple(np.round(text.xy, 6)) for text in axes.texts}
+    assert places == {"none": (0.6, 0.3), "FedDCA": (0.8, 0.7)}
 
 
 def test_the_correlation_is_that_of_the_means(tmp_path):
     rows = [{"name": str(i), "a": i, "b": b} for i, b in enumerate((0.0, 2.0, 1.0))]
-    arguments = {"tables": result(tmp_path / "t", rows), "x": "a", "y": "b", "label": "name"}
-    stage = {
-        "call": "fedlight.report.figures.coverage_plots.coverage_against_score",
-        "with": {**arguments, "output": str(tmp_path / "x.png")},
-    }
-    done = Stage("plot", tmp_path / "plot", stage).run()
-    assert done["result"]["correlation"] == pytest.approx(0.5)
+    table, output = result(tmp_path / "t", rows), str(tmp_path / "x.png")
+    done = coverage_plots.coverage_against_score(table, output, x="a", y="b", label="name")
+    assert done["correlation"] == pytest.approx(0.5)
 
 
 def test_what_is_missing_is_named(tmp_path):
     out, nowhere = str(tmp_path / "x.svg"), str(tmp_path / "nowhere")
-    for stage, file in (
-        (coverage_plots.label_distribution, "private.jsonl"),
-        (coverage_plots.similarities, "added.jsonl"),
-    ):
-        with pytest.raises(
-            ValueError, match=re.escape(f"nowhere/{file}: there is no such file: give the aug")
-        ):
-            stage({"a": nowhere}, out)
+    with pytest.raises(ValueError, match=r"nowhere/private\.jsonl: there is no such file: give the aug"):
+        coverage_plots.label_distribution({"a": nowhere}, out)
+    with pytest.raises(ValueError, match=r"nowhere/added\.jsonl: there is no such file: give the aug"):
+        coverage_plots.similarities({"a": nowhere}, out)
     with pytest.raises(ValueError, match=r"nowhere/done\.json: there is no such file"):
         coverage_plots.coverage_against_score(nowhere, out)
-    with pytest.raises(
-        ValueError, match="no row has both 'coverage' and 'wins', but method, coverage, score: set x and y"
-    ):
+    with pytest.raises(ValueError, match=r"no row has both 'coverage' and 'wins', but .*, score: set x and"):
         coverage_plots.coverage_against_score(result(tmp_path / "t", SEEDS[0]), out, y="wins")
     bare = write(tmp_path / "bare", "private.jsonl", [{"client": "u", "fields": {"instruction": "x"}}])
-    with pytest.raises(
-        ValueError, match=r"a row has no category: map a column to category, or set pseudo_labels"
-    ):
+    with pytest.raises(ValueError, match="a row has no category: map a column to category, or set pseudo_"):
         coverage_plots.label_distribution({"a": bare}, out)
     with pytest.raises(ValueError, match="a client has no row with a score"):
         coverage_plots.similarities({"a": added(tmp_path / "random", {"u": [None]})}, out)

@@ -1,6 +1,5 @@
-import json
-
 import pytest
+from finished import finished
 
 from fedlight.report.figures.plots import Estimate, draw_intervals, method_intervals
 
@@ -24,14 +23,10 @@ def test_dots_and_lines_are_the_estimates():
 
 
 def test_a_stage_over_seeds(tmp_path):
+    folders = []
     for seed, value in enumerate((0.5, 0.75)):
-        rows = [
-            {"method": "m", "own": value, "own_low": value - 0.1, "own_high": value + 0.2},
-            {"method": "without"},
-        ]
-        (tmp_path / f"seed{seed}").mkdir()
-        (tmp_path / f"seed{seed}/done.json").write_text(json.dumps({"result": {"rows": rows}}))
-    folders = [str(tmp_path / f"seed{seed}") for seed in (0, 1)]
+        row = {"method": "m", "own": value, "own_low": value - 0.1, "own_high": value + 0.2}
+        folders.append(finished(tmp_path / f"seed{seed}", [row, {"method": "without"}]))
     done = method_intervals(folders, str(tmp_path / "figure.svg"))
     assert done["table"] == {"m": pytest.approx((0.625, 0.525, 0.825))}
     first = (tmp_path / "figure.svg").read_text()

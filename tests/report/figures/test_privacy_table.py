@@ -34,11 +34,8 @@ def runs(tmp_path):
 
 def test_each_attack_counts_at_its_last_round(runs, tmp_path):
     arguments = {"methods": runs, "task": "domain", "not_attacked": ["LocIT"]}
-    done = Stage(
-        "table",
-        tmp_path / "table",
-        {"call": "fedlight.report.figures.privacy_table.privacy_table", "with": arguments},
-    ).run()["result"]
+    told = {"call": "fedlight.report.figures.privacy_table.privacy_table", "with": arguments}
+    done = Stage("table", tmp_path / "table", told).run()["result"]
     assert done["rows"] == [
         {"method": "FedAvg", "utility": 0.5, "memory/rouge_l": 0.375, "membership/auc": 0.75},
         {"method": "FewFedPIT", "utility": 0.625, "memory/rouge_l": 0.25},
@@ -50,18 +47,10 @@ def test_each_attack_counts_at_its_last_round(runs, tmp_path):
 def test_the_pretrained_model_uploads_and_wins(runs, tmp_path):
     zero = stage(tmp_path / "zero_shot", **{"score/domain": 0.0625})
     shares = {"win": 0.5, "tie": 0.25, "lose": 0.25, "wt": 0.75, "pairs": 8}
-    wins = stage(
-        tmp_path / "wins", rows=[{"method": name, **shares} for name in ("FewFedPIT", "pre-trained")]
-    )
-    rows = privacy_table(
-        runs,
-        "domain",
-        attacks={"memory/rouge_l": "leakage"},
-        targets=["global", "uploads"],
-        not_attacked=["LocIT"],
-        zero_shot=zero,
-        wins=wins,
-    )["rows"]
+    won = [{"method": name, **shares} for name in ("FewFedPIT", "pre-trained")]
+    told = {"zero_shot": zero, "wins": stage(tmp_path / "wins", rows=won), "not_attacked": ["LocIT"]}
+    told |= {"attacks": {"memory/rouge_l": "leakage"}, "targets": ["global", "uploads"]}
+    rows = privacy_table(runs, "domain", **told)["rows"]
     counted = {name: shares[name] for name in ("win", "tie", "lose", "wt")}
     assert rows == [
         {"method": "pre-trained", "utility": 0.0625, **counted, "leakage": 0.125},
@@ -75,19 +64,13 @@ def test_what_is_missing_is_named(runs, tmp_path):
     with pytest.raises(ValueError, match=r"locit/attacks/attacks\.csv: there is no such file"):
         privacy_table(runs, "domain")
     some = {name: runs[name] for name in ("FedAvg", "FewFedPIT")}
-    with pytest.raises(
-        ValueError, match=r"has no metric 'score/other'; it has score/domain, loss: add the callback"
-    ):
+    with pytest.raises(ValueError, match="has no metric 'score/other'; it has score/domain, loss: add the"):
         privacy_table(some, "other")
-    with pytest.raises(
-        ValueError, match=r"nowhere/done\.json: there is no such file: give the folder of a fin"
-    ):
+    with pytest.raises(ValueError, match=r"nowhere/done\.json: there is no such file: give the folder of"):
         privacy_table({"x": str(tmp_path / "nowhere")}, "domain")
     with pytest.raises(ValueError, match="no run has 'memory/rouge' for a column 'leakage'; there are none"):
         privacy_table(some, "domain", attacks={"memory/rouge": "leakage"})
-    with pytest.raises(
-        ValueError, match=r"targets=\['uploads'\]: no run was attacked on uploads: set targets"
-    ):
+    with pytest.raises(ValueError, match=r"targets=\['uploads'\]: no run was attacked on uploads: set"):
         privacy_table({"FewFedPIT": runs["FewFedPIT"]}, "domain", targets=["uploads"])
     with pytest.raises(ValueError, match=r"done\.json: there is no such file"):
         privacy_table(some, "domain", wins=str(tmp_path / "nowhere"))
@@ -95,18 +78,14 @@ def test_what_is_missing_is_named(runs, tmp_path):
 
 def test_the_log_of_attacks_is_read_by_target(runs, tmp_path):
     folder = runs["FedAvg"]
-    assert read_attacks(folder) == {
-        "membership/auc": {0: 0.5, 2: 0.75},
-        "memory/rouge_l": {0: 0.125, 2: 0.25, 4: 0.375},
-    }
+    memory = {0: 0.125, 2: 0.25, 4: 0.375}
+    assert read_attacks(folder) == {"membership/auc": {0: 0.5, 2: 0.75}, "memory/rouge_l": memory}
     assert read_attacks(folder, "uploads") == {"memory/rouge_l": {2: 0.9, 4: 0.625}}
     assert read_attacks(folder, "c1") == {"memory/rouge_l": {4: 0.75}}
     assert metric_of(read_attacks(folder), "membership/auc", folder) == {0: 0.5, 2: 0.75}
     with pytest.raises(ValueError, match=r"no row of target='c9', but of c0, c1, global: choose one"):
         read_attacks(folder, "c9")
-    with pytest.raises(
-        ValueError, match=r"has no 'memory/exact'; its metrics are membership/auc, memory/rouge_l"
-    ):
+    with pytest.raises(ValueError, match="has no 'memory/exact'; its metrics are membership/auc, memory/r"):
         metric_of(read_attacks(folder), "memory/exact", folder)
     attacked(tmp_path / "one", "membership", {1: {"global": {"auc": float("nan"), "tpr": 0.5}}})
     assert read_attacks(str(tmp_path / "one")) == {"membership/tpr": {1: 0.5}}  # a metric of nothing

@@ -1,6 +1,5 @@
-import json
-
 import numpy as np
+from tiny_world import write_rows
 
 from fedlight.report.figures import retrieval_map
 
@@ -15,32 +14,33 @@ def record(folder, chosen):
     folder.mkdir()
     rows = [
         {
-            **{"client": f"c{i % 2}", "rank": i, "row": i, "score": 0.5, "source": "x"},
+            "client": f"c{i % 2}",
+            "rank": i,
+            "row": i,
+            "score": 0.5,
+            "source": "x",
             "fields": {"instruction": one},
         }
         for i, one in enumerate(chosen)
     ]
-    (folder / "added.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder / "added.jsonl", rows)
     return str(folder)
 
 
 def test_a_row_counts_as_inside_by_its_text(tmp_path):
-    domain = tmp_path / "domain.jsonl"
     rows = [{"question": text(kind, i), "answer": "x"} for kind in ("math", "poems") for i in range(30)]
-    domain.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    domain = write_rows(tmp_path / "domain.jsonl", rows)
     records = {
         "random": record(tmp_path / "random", [text("code", i) for i in range(8)] + [text("math", 1)] * 2),
         "FedDCA": record(tmp_path / "feddca", [text("math", i) for i in range(12)]),
     }
     columns = {"instruction": "question", "response": "answer"}
     drawn = [
-        retrieval_map.retrieval_map(records, str(domain), columns, str(tmp_path / file), points=40)
+        retrieval_map.retrieval_map(records, domain, columns, str(tmp_path / file), points=40)
         for file in ("a.svg", "b.svg")
     ]
-    assert drawn[0]["rows"] == [
-        {"method": "random", "retrieved": 9, "inside": 1},
-        {"method": "FedDCA", "retrieved": 12, "inside": 12},
-    ]
+    counts = [tuple(row[name] for name in ("method", "retrieved", "inside")) for row in drawn[0]["rows"]]
+    assert counts == [("random", 9, 1), ("FedDCA", 12, 12)]
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     for title in ("1 of 9 in the domain", "12 of 12 in the domain"):
         assert f"<!-- {title} -->" in (tmp_path / "a.svg").read_text()

@@ -1,35 +1,18 @@
 import json
 
+from stage_folders import logged, stage_folder
+from tiny_world import write_lines
+
 from fedlight.report.page import write_report
 from fedlight.report.sections import answers, clients, configuration, curves, overview
 from fedlight.report.sections.outcomes import tasks
 from fedlight.runs.run import read_runs
 
-FIT = {"stage": "fit selector.yaml"}
-
-
-def stage(home, name, seed=0, settings=FIT, **files):
-    """A folder of a recipe with the given files, ``visits`` for visits.csv and so on."""
-    folder = home / f"seed{seed}" / name
-    folder.mkdir(parents=True)
-    (folder / "settings.json").write_text(json.dumps(settings))
-    for file, text in files.items():
-        (
-            folder / file.replace("_csv", ".csv").replace("_jsonl", ".jsonl").replace("_json", ".json")
-        ).write_text(text)
-    return folder
-
-
-def lines(rows):
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
 
 def test_curves_are_means_over_rounds_and_over_seeds(tmp_path):
     for seed in (0, 1):
-        folder = stage(tmp_path, "fedavg", seed) / "metrics" / "version_0"
-        folder.mkdir(parents=True)
-        text = f"epoch,step,val/accuracy\n0,0,{0.25 + seed}\n0,1,{0.75 + seed}\n1,2,1\n2,3,1\n"
-        (folder / "metrics.csv").write_text(text)
+        rows = (f"0,0,{0.25 + seed}", f"0,1,{0.75 + seed}", "1,2,1", "2,3,1")
+        logged(stage_folder(tmp_path / f"seed{seed}/fedavg"), "val/accuracy", *rows)
     (chart,) = curves.section(read_runs([tmp_path])).parts
     assert chart.name == "curve_val_accuracy_epoch"
     rows = [[row[name] for name in ("epoch", "mean", "low", "high", "seeds")] for row in chart.rows]
@@ -39,22 +22,18 @@ def test_curves_are_means_over_rounds_and_over_seeds(tmp_path):
 
 def test_without_a_logger_visits_and_tasks_tell_the_curves(tmp_path):
     visits = "round,client,split,steps,loss\n0,a,train,1,4\n0,b,train,3,8\n0,c,train,0,\n1,a,train,2,1\n"
-    folder = stage(tmp_path, "feddca", visits_csv=visits)
+    folder = stage_folder(tmp_path / "seed0/feddca", visits_csv=visits)
     for moment, score in (("start", 0.25), ("epoch_2", 0.5), ("test", 0.9)):
-        (folder / "tasks" / moment).mkdir(parents=True)
-        (folder / "tasks" / moment / "scores.json").write_text(
-            json.dumps({"score/domain": score, "stderr/domain": 0})
-        )
+        scores = json.dumps({"score/domain": score, "stderr/domain": 0})
+        write_lines(folder / f"tasks/{moment}/scores.json", scores)
     (run,) = read_runs([tmp_path])
-    assert curves.curves(run).metrics == {
-        "fed/loss": {1.0: 7.0, 2.0: 1.0},
-        "score/domain": {0.0: 0.25, 2.0: 0.5},
-    }
+    score = {0.0: 0.25, 2.0: 0.5}
+    assert curves.curves(run).metrics == {"fed/loss": {1.0: 7.0, 2.0: 1.0}, "score/domain": score}
 
 
 def test_losses_of_two_kinds_of_rows_are_two_curves(tmp_path):
     visits = "round,client,split,steps,loss\n0,a,train,1,4\n0,a,synthetic,1,8\n"
-    stage(tmp_path, "fewfedpit", visits_csv=visits)
+    stage_folder(tmp_path / "seed0/fewfedpit", visits_csv=visits)
     (run,) = read_runs([tmp_path])
     assert curves.visit_losses(run) == {"fed/loss/train": {1.0: 4.0}, "fed/loss/synthetic": {1.0: 8.0}}
 
@@ -63,7 +42,7 @@ def test_clients_are_sorted_and_the_worst_tenth_is_told(tmp_path):
     header = "stage,round,client,examples,group,selector,accuracy,own_accuracy\n"
     old = "".join(f"val,0,c{n},10,,0,0,\n" for n in range(20))
     new = "".join(f"test,,c{n},10,,0,{n / 20},{0.95 if n == 0 else ''}\n" for n in range(20))
-    stage(tmp_path, "fit", clients_csv=header + old + new)
+    stage_folder(tmp_path / "seed0/fit", clients_csv=header + old + new)
     (chart,) = clients.section(read_runs([tmp_path])).parts
     accuracies = [row["accuracy"] for row in chart.rows]
     assert accuracies == sorted([n / 20 for n in range(1, 20)] + [0.95])  # the selector of c0 is at 0.95
@@ -74,7 +53,7 @@ def test_clients_are_sorted_and_the_worst_tenth_is_told(tmp_path):
 
 def test_runs_whose_labels_differ_in_odd_characters_have_figures_of_their_own(tmp_path):
     for name, selector in (("\u043c\u0438\u0440", 1), ("\u043b\u0435\u0441", 2)):
-        stage(tmp_path, name, groups_csv=f"round,client,selector\n0,a,0\n0,b,{selector}\n")
+        stage_folder(tmp_path / "seed0" / name, groups_csv=f"round,client,selector\n0,a,0\n0,b,{selector}\n")
     write_report([tmp_path], tmp_path / "report.html")
     drawn = [file.read_text() for file in (tmp_path / "report_files").glob("groups_*.csv")]
     assert sorted(text.splitlines()[2].split(",")[-1] for text in drawn) == ["1", "2"]
@@ -82,33 +61,31 @@ def test_runs_whose_labels_differ_in_odd_characters_have_figures_of_their_own(tm
 
 def test_the_same_prompt_by_two_methods_with_what_a_judge_said(tmp_path):
     for name, text in (("fedavg", "no"), ("fewfedpit", "yes")):
-        folder = stage(tmp_path, name) / "tasks" / "epoch_2"
-        folder.mkdir(parents=True)
-        row = {"row": 7, "prompt": "Really?", "target": "yes", "answers": [text]}
-        (folder / "qa.jsonl").write_text(lines([{**row, "score": float(text == "yes")}]))
-    duel = {"stage": "call fedlight.judges.duels.duels", "task": "qa"}
+        row = {
+            "row": 7,
+            "prompt": "Really?",
+            "target": "yes",
+            "answers": [text],
+            "score": float(text == "yes"),
+        }
+        write_lines(stage_folder(tmp_path / "seed0" / name) / "tasks/epoch_2/qa.jsonl", json.dumps(row))
+    duel = {"stage": "call fedlight.judges.duels.duels", "task": "qa", "against": "/moved/seed0/fedavg"}
     duel["methods"] = {"FewFedPIT": "/moved/seed0/fewfedpit"}
     verdict = {"method": "FewFedPIT", "row": 7, "ours_first": 1.0, "ours_second": 0.5}
-    stage(
-        tmp_path, "wins", settings={**duel, "against": "/moved/seed0/fedavg"}, verdicts_jsonl=lines([verdict])
-    )
+    stage_folder(tmp_path / "seed0/wins", duel, verdicts_jsonl=json.dumps(verdict))
     (texts,) = answers.section(read_runs([tmp_path])).parts
     ((prompt, found),) = texts.examples
     assert prompt == "Really?"
     told = {answer.method: (answer.text, answer.note) for answer in found}
-    assert told == {
-        "reference": ("yes", ""),
-        "fedavg": ("no", "score 0"),
-        "fewfedpit": ("yes", "score 1, win against fedavg"),
-    }
+    assert (told["reference"], told["fedavg"]) == (("yes", ""), ("no", "score 0"))
+    assert told["fewfedpit"] == ("yes", "score 1, win against fedavg")
     assert found[0].method == "reference"
 
 
 def test_clients_own_rows_are_shown_on_demand_alone(tmp_path):
-    folder = stage(
-        tmp_path, "answers", completions_jsonl=lines([{"fields": {"p": "mine"}, "completions": ["secret"]}])
-    )
-    (folder / "config.yaml").write_text("data: {init_args: {columns: {client: worker}}}")
+    written = json.dumps({"fields": {"p": "mine"}, "completions": ["secret"]})
+    config = "data: {init_args: {columns: {client: worker}}}"
+    stage_folder(tmp_path / "seed0/answers", completions_jsonl=written, config_yaml=config)
     section = answers.section(read_runs([tmp_path]))
     assert section.parts == []
     assert "--private" in section.notes[0]
@@ -117,18 +94,17 @@ def test_clients_own_rows_are_shown_on_demand_alone(tmp_path):
 
 
 def test_several_completions_for_labelling_are_nobodys_answer(tmp_path):
-    stage(
-        tmp_path, "completions", completions_jsonl=lines([{"fields": {"p": "x"}, "completions": ["a", "b"]}])
-    )
+    written = json.dumps({"fields": {"p": "x"}, "completions": ["a", "b"]})
+    stage_folder(tmp_path / "seed0/completions", completions_jsonl=written)
     assert answers.asked(read_runs([tmp_path])) == []
 
 
 def test_the_configs_are_compared_without_their_folders(tmp_path):
     for name, rate in (("a", 0.1), ("b", 0.2)):
-        folder = stage(tmp_path, name)
-        (folder / "config.yaml").write_text(
-            f"trainer: {{default_root_dir: {folder}, max_epochs: 3}}\nmodel: {{class_path: M, init_args: {{lr: {rate}}}}}\n"
-        )
+        folder = stage_folder(tmp_path / "seed0" / name)
+        model = f"model: {{class_path: M, init_args: {{lr: {rate}}}}}"
+        trainer = f"trainer: {{default_root_dir: {folder}, max_epochs: 3}}"
+        write_lines(folder / "config.yaml", trainer, model)
     section = configuration.section(read_runs([tmp_path]))
     table, *configs = section.parts
     assert table.lines == [["model.lr", "0.1", "0.2"]]
@@ -142,32 +118,30 @@ def test_the_overview_says_what_is_done_and_what_is_not(tmp_path):
         "model: {class_path: x.SFTModule, init_args: {model: /h/models/tiny}}\n"
         "federated: {class_path: L, init_args: {clients_per_round: 3, algorithm: {class_path: a.FedProx}}}\n"
     )
-    done = json.dumps({"result": {}, "seconds": 90})
+    done = {"done_json": json.dumps({"result": {}, "seconds": 90})}
     visits = "round,client,split,steps,loss\n0,a,train,1,4\n1,a,train,1,4\n"
-    for seed, ended in ((0, done), (1, "")):
-        folder = stage(tmp_path, "prox", seed, visits_csv=visits, done_json=ended)
-        (folder / "config.yaml").write_text(config)
-        if not ended:
-            (folder / "done.json").unlink()
+    for seed, ended in ((0, done), (1, {})):
+        folder = tmp_path / f"seed{seed}/prox"
+        stage_folder(folder, visits_csv=visits, config_yaml=config, **ended)
     section = overview.section(read_runs([tmp_path]))
     (table,) = section.parts
-    assert table.lines == [
-        ["prox", "FedProx", "SFTModule, tiny", "-", "3", "2 of 4", "0, 1", "1.5 minutes", "1 of 2 done"]
-    ]
+    (line,) = table.lines
+    assert line[:5] == ["prox", "FedProx", "SFTModule, tiny", "-", "3"]
+    assert line[5:] == ["2 of 4", "0, 1", "1.5 minutes", "1 of 2 done"]
     assert section.intro == "2 training runs, seeds 0, 1. No record of an end: prox, seed 1."
 
 
 def test_rows_of_stages_are_summed_up_over_seeds(tmp_path):
     for seed, win in ((0, 0.25), (1, 0.75)):
         result = {"result": {"rows": [{"method": "m", "win": win, "pairs": 40}]}, "seconds": 1}
-        stage(tmp_path, "wins", seed, {"stage": "call x.y"}, done_json=json.dumps(result))
+        stage_folder(tmp_path / f"seed{seed}/wins", "call x.y", done_json=json.dumps(result))
     (table,) = tasks.section(read_runs([tmp_path])).parts
     assert table.header == ["method", "win", "pairs"]
     assert table.lines == [["m", "0.500 ± 0.354", "40 ± 0.000"]]
 
 
 def test_damaged_results_are_told_and_harm_nothing(tmp_path):
-    stage(tmp_path, "fit", visits_csv="round,client\n0,a\n")
+    stage_folder(tmp_path / "seed0/fit", visits_csv="round,client\n0,a\n")
     (tmp_path / "results.json").write_text('{"rows": [')
     section = overview.section(read_runs([tmp_path]))
     assert section.notes == (f"{tmp_path.name}: results.json is not whole JSON",)
@@ -185,13 +159,10 @@ def test_a_rate_in_the_table_of_results_has_its_interval_in_brackets():
 
 
 def test_the_ends_of_an_interval_are_a_band_and_no_lines(tmp_path):
-    folder = stage(tmp_path, "dpo") / "metrics" / "version_0"
-    folder.mkdir(parents=True)
-    header = "epoch,step,win_rate/oracle,win_rate_low/oracle,win_rate_high/oracle\n"
-    (folder / "metrics.csv").write_text(header + "".join(f"{n},{n},0.5,0.25,0.75\n" for n in range(3)))
+    columns = "win_rate/oracle,win_rate_low/oracle,win_rate_high/oracle"
+    logged(stage_folder(tmp_path / "seed0/dpo"), columns, *(f"{n},{n},0.5,0.25,0.75" for n in range(3)))
     (chart,) = curves.section(read_runs([tmp_path])).parts
-    assert [(row["line"], row["mean"], row["low"], row["high"]) for row in chart.rows] == [
-        ("dpo", 0.5, 0.25, 0.75)
-    ] * 3
+    drawn = [(row["line"], row["mean"], row["low"], row["high"]) for row in chart.rows]
+    assert drawn == [("dpo", 0.5, 0.25, 0.75)] * 3
     assert len(chart.figure.axes[0].collections) == 1
     assert "95 % interval" in chart.caption

@@ -60,14 +60,12 @@ def test_runs_with_equal_data_share_a_line_and_seeds_are_told_apart(tmp_path):
     for seed, sizes in ((0, "642"), (1, "732")):
         for method, seen in (("one", 3), ("two", 3), ("three", 2)):  # the third never saw the last client
             lines = [
-                f"0,{client},train,{size},1,1" for client, size in zip("abc"[:seen], sizes, strict=False)
+                f"0,{client},train,{size},1,1" for client, size in [*zip("abc", sizes, strict=True)][:seen]
             ]
             write_lines(tmp_path / f"r/seed{seed}/{method}/visits.csv", VISITS, *lines)
     found = client_data.section(read_runs([tmp_path / "r"]))
-    assert [line[:3] for line in tables(found)["Sizes of clients"].lines] == [
-        ["one and 2 more, seed 0", "3", "12"],
-        ["one and 2 more, seed 1", "3", "12"],
-    ]
+    sizes = [line[:3] for line in tables(found)["Sizes of clients"].lines]
+    assert sizes == [[f"one and 2 more, seed {seed}", "3", "12"] for seed in (0, 1)]
     assert found.intro.endswith("In the table alone: 1 more, of other seeds or methods.")
 
 
@@ -107,10 +105,8 @@ def test_devices_over_two_seeds(tmp_path):
     found = devices.section(read_runs([tmp_path / "r"]))
     drawn = charts(found)
     assert set(drawn) == {"participation_by_round", "memory", "bytes_down", "bytes_up", "time", "energy"}
-    assert [(row["took part"], row["absent"]) for row in drawn["participation_by_round"].rows] == [
-        (1, 1),
-        (2, 0),
-    ]
+    participation = drawn["participation_by_round"].rows
+    assert [(row["took part"], row["absent"]) for row in participation] == [(1, 1), (2, 0)]
     assert drawn["bytes_up"].rows == [  # the mean of both seeds, in megabytes
         {"run": "m", "rounds_done": 1, "in_a_round": 0.002, "so_far": 0.002},
         {"run": "m", "rounds_done": 2, "in_a_round": 0.004, "so_far": 0.006},
@@ -123,17 +119,14 @@ def test_devices_over_two_seeds(tmp_path):
     line = dict(zip(took.header, took.lines[0], strict=True))
     assert {"took part": "3", "MB up": "0.006", "kJ": "7", "dropped out": "25%"}.items() <= line.items()
     of_devices = tables(found)["Devices of m"]
-    assert [line[:5] for line in of_devices.lines] == [
-        ["phone", "1", "2", "2", "0"],
-        ["tab", "1", "2", "1", "1"],
-    ]
+    phone, tab = (line[:5] for line in of_devices.lines)
+    assert (phone, tab) == (["phone", "1", "2", "2", "0"], ["tab", "1", "2", "1", "1"])
     assert of_devices.header[4] == "absent"
 
 
 def test_without_a_fleet_there_is_the_wire_and_a_damaged_fleet_has_no_table(tmp_path):
-    write_lines(
-        tmp_path / "run/visits.csv", VISITS, "0,a,train,6,2000000,1000000", "1,b,train,6,2000000,1000000"
-    )
+    rows = ("0,a,train,6,2000000,1000000", "1,b,train,6,2000000,1000000")
+    write_lines(tmp_path / "run/visits.csv", VISITS, *rows)
     found = devices.section(read_runs([tmp_path / "run"]))
     assert set(charts(found)) == {"bytes_down", "bytes_up"}
     assert [row["so_far"] for row in charts(found)["bytes_down"].rows] == [2.0, 4.0]
@@ -167,9 +160,8 @@ def test_groups_that_move_towards_the_known_ones(tmp_path):
     write_lines(tmp_path / "run/visits.csv", VISITS)
     found = groups.section(read_runs([tmp_path / "run"]))
     drawn = charts(found)
-    assert drawn["fed_groups_moved"].rows == [
-        {"run": "run", "round": 3, "mean": 0.25, "low": 0.25, "high": 0.25, "seeds": 1}
-    ]
+    quarter = dict.fromkeys(("mean", "low", "high"), 0.25)
+    assert drawn["fed_groups_moved"].rows == [{"run": "run", "round": 3, **quarter, "seeds": 1}]
     assert drawn["fed_group_ari"].rows[-1]["mean"] == 1.0
     assert len(drawn["groups_run"].rows) == 8
     assert tables(found)["The last grouping"].lines == [["run", "4", "2", "2 / 2", "0.25", "1.00"]]
@@ -179,9 +171,8 @@ def test_every_figure_can_be_drawn_and_is_told_in_words(tmp_path):
     fleet_run(tmp_path / "run")
     write_lines(tmp_path / "run/groups.csv", "round,client,selector", "0,a,0", "0,b,1")
     runs = read_runs([tmp_path / "run"])
-    drawn = [
-        part for module in (client_data, devices, groups) for part in charts(module.section(runs)).values()
-    ]
+    modules = (client_data, devices, groups)
+    drawn = [part for module in modules for part in charts(module.section(runs)).values()]
     assert len(drawn) == 7
     for chart in drawn:
         chart.figure.draw_without_rendering()

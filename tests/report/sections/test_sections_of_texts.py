@@ -3,6 +3,8 @@ import json
 import numpy as np
 import pytest
 from charted import charts
+from finished import finished
+from tiny_world import write_lines
 
 from fedlight.datamodules.instructions.augmentation import Added
 from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
@@ -20,17 +22,12 @@ def tables(section):
 def record(folder, name, number, scores=(0.5, 0.6), **settings):
     """Two clients with two rows of their own; each gets ``number`` rows, the first of which both get."""
     own = {client: [{"instruction": f"own {client} {i}", "response": "x"} for i in (0, 1)] for client in "ab"}
-    added = {
-        client: [
-            Added(
-                {"instruction": f"{name} {client if i else ''} {i}", "category": "tea" if i else "jam"},
-                i,
-                score,
-            )
-            for i, score in zip(range(number), scores, strict=False)
-        ]
-        for client in "ab"
-    }
+
+    def row(client, i):
+        return {"instruction": f"{name} {client if i else ''} {i}", "category": "tea" if i else "jam"}
+
+    scored = [*enumerate(scores)][:number]
+    added = {client: [Added(row(client, i), i, score) for i, score in scored] for client in "ab"}
     made = AugmentationRecord(folder)
     made.make_folder()
     made.write({"augmentation": settings}, own, added, ["public"] * number, {})
@@ -59,10 +56,8 @@ def test_added_rows_are_counted_drawn_and_never_shown(tmp_path):
     run(tmp_path / "alone", tmp_path / "gone")
     runs = read_runs([tmp_path / "r", tmp_path / "alone"])
     found = coverage.section(runs)
-    assert [line[:5] for line in tables(found)[0].lines] == [
-        ["r/dca", "2", "4", "3", "0"],
-        ["alone", "2", "2", "1", "0"],
-    ]
+    dca, alone = (line[:5] for line in tables(found)[0].lines)
+    assert (dca, alone) == (["r/dca", "2", "4", "3", "0"], ["alone", "2", "2", "1", "0"])
     assert tables(found)[0].lines[0][5] == "tea (67%)"
     drawn = charts(found)
     assert set(drawn) == {"added_map", "added_similarities"}
@@ -89,9 +84,8 @@ def test_an_encoders_vectors_are_taken_from_its_cache_and_only_if_all_are_there(
     record(tmp_path / "run/augmentation", "x", 1, encoder="sentences-1")
     cache = str(tmp_path / "cache")
     augmentation = {"init_args": {"encoder": {"init_args": {"model": "m", "cache": cache}}}}
-    (tmp_path / "run/config.yaml").write_text(
-        json.dumps({"data": {"init_args": {"augmentation": augmentation}}})
-    )
+    config = {"data": {"init_args": {"augmentation": augmentation}}}
+    (tmp_path / "run/config.yaml").write_text(json.dumps(config))
     additions, _ = additions_of(read_runs([tmp_path / "run"]))
     EmbeddingCache(cache, "sentences-1").add(["u", "v"], np.array([[1.0, 0.0], [0.0, 1.0]], dtype=np.float32))
     vectors, how = vectors_of(["v", "u"], additions)
@@ -104,13 +98,11 @@ def test_an_encoders_vectors_are_taken_from_its_cache_and_only_if_all_are_there(
 
 def attacked(folder, canaries, score, own=None):
     """Attacked before training, after round 2 (with two uploads) and after round 4."""
-    (folder / "attacks").mkdir(parents=True)
     lines = ["round,target,discoverable_memorization/canaries,discoverable_memorization/left_out"]
     lines += ["0,global,0.1,3", f"2,global,{canaries / 2},3", "2,a,0.2,3", "2,b,0.6,3"]
     lines.append(f"4,global,{canaries},3")
-    (folder / "attacks/attacks.csv").write_text("\n".join(lines) + "\n")
-    metrics = {"score/kitchen": score} | ({} if own is None else {"own/kitchen/client_mean": own})
-    (folder / "done.json").write_text(json.dumps({"result": {"metrics": metrics}}))
+    write_lines(folder / "attacks/attacks.csv", *lines)
+    finished(folder, **{"score/kitchen": score}, **({} if own is None else {"own/kitchen/client_mean": own}))
 
 
 def test_leakage_over_seeds_of_the_model_and_of_uploads_and_what_it_costs(tmp_path):
@@ -119,15 +111,10 @@ def test_leakage_over_seeds_of_the_model_and_of_uploads_and_what_it_costs(tmp_pa
     attacked(tmp_path / "r/seed0/fewfedpit", 0.2, 0.1, own=0.6)
     found = leakage.section(read_runs([tmp_path / "r"]))
     drawn = charts(found)
-    model = {
-        (row["run"], row["round"]): row["mean"] for row in drawn["discoverable_memorization_global"].rows
-    }
-    assert model == pytest.approx(
-        {
-            ("before training", 0): 0.1,
-            **{("fedavg", 2): 0.3, ("fedavg", 4): 0.6, ("fewfedpit", 2): 0.1, ("fewfedpit", 4): 0.2},
-        }
-    )
+    rows = drawn["discoverable_memorization_global"].rows
+    trained = {("fedavg", 2): 0.3, ("fedavg", 4): 0.6, ("fewfedpit", 2): 0.1, ("fewfedpit", 4): 0.2}
+    means = {(row["run"], row["round"]): row["mean"] for row in rows}
+    assert means == pytest.approx({("before training", 0): 0.1, **trained})
     uploads = [row for row in drawn["discoverable_memorization_uploads"].rows if row["run"] == "fedavg"]
     assert [(row["round"], row["mean"]) for row in uploads] == [(2, pytest.approx(0.4))]
     assert drawn["trade_off_discoverable_memorization_canaries"].rows == [
@@ -135,9 +122,8 @@ def test_leakage_over_seeds_of_the_model_and_of_uploads_and_what_it_costs(tmp_pa
         {"run": "fedavg", "leakage": 0.4, "utility": 0.7},
         {"run": "fewfedpit", "leakage": 0.2, "utility": 0.6},  # of the clients' own models
     ]
-    assert tables(found)[0].lines == [
-        *(["before training", "0.100"], ["fedavg", "0.600"], ["fewfedpit", "0.200"]),
-    ]
+    shares = {"before training": "0.100", "fedavg": "0.600", "fewfedpit": "0.200"}
+    assert dict(tables(found)[0].lines) == shares
     for chart in drawn.values():
         chart.figure.draw_without_rendering()
 
@@ -149,7 +135,5 @@ def test_a_damaged_table_of_attacks_is_named(tmp_path):
     file.write_text(file.read_text().replace("0.25", "0.2.5"))
     found = leakage.section(read_runs([tmp_path / "one", tmp_path / "two"]))
     assert found.notes == ("one: attacks/attacks.csv cannot be read (ValueError) and is left out.",)
-    assert {row["run"] for row in charts(found)["discoverable_memorization_global"].rows} == {
-        "before training",
-        "two",
-    }
+    drawn = charts(found)["discoverable_memorization_global"].rows
+    assert {row["run"] for row in drawn} == {"before training", "two"}

@@ -1,4 +1,5 @@
 import pytest
+from stage_folders import logged, stage_folder
 
 from fedlight.report.sections import virtual_time
 from fedlight.report.sections.virtual_time import held, over_time
@@ -9,14 +10,10 @@ HEADER = "round,client,split,steps,loss,device,round_end_seconds,reason\n"
 
 def run(home, name, ends, accuracies, seed=0, device="phone"):
     """A run whose rounds end at these seconds with these accuracies; None: not validated."""
-    folder = home / f"seed{seed}" / name
-    (folder / "metrics/version_0").mkdir(parents=True)
-    (folder / "settings.json").write_text('{"stage": "fit selector.yaml"}')
-    rows = [f"{idx},c0,train,1,1,{device},{end},\n" for idx, end in enumerate(ends)]
-    (folder / "visits.csv").write_text(HEADER + "".join(rows))
-    rows = [f"{idx},{idx},{value},1\n" for idx, value in enumerate(accuracies) if value is not None]
-    text = "epoch,step,val/accuracy,val/accuracy_high\n" + "".join(rows)
-    (folder / "metrics/version_0/metrics.csv").write_text(text)
+    visits = "".join(f"{idx},c0,train,1,1,{device},{end},\n" for idx, end in enumerate(ends))
+    folder = stage_folder(home / f"seed{seed}" / name, visits_csv=HEADER + visits)
+    rows = [f"{idx},{idx},{value},1" for idx, value in enumerate(accuracies) if value is not None]
+    logged(folder, "val/accuracy,val/accuracy_high", *rows)
 
 
 def test_synchronous_and_buffered_runs_share_an_axis_of_time(tmp_path):

