@@ -1,6 +1,7 @@
 import pytest
 import yaml
 
+from fedlight import FederatedDataModule
 from fedlight.lightning_cli.cli import lightning_cli
 from fedlight.modules.language import base_model
 from fedlight.recipes.stages import settings_in
@@ -31,21 +32,15 @@ def fit(tmp_path):
 
 
 def test_loads_are_counted(loads, fit):
-    fit(
-        *("selector.yaml", "--trainer.max_epochs=1", "--federated.local_steps=1"),
-        "--trainer.limit_val_batches=0",
-    )
+    few = ("--trainer.max_epochs=1", "--federated.local_steps=1", "--trainer.limit_val_batches=0")
+    fit("selector.yaml", *few)
     assert loads == ["toy"]
 
 
 @pytest.mark.parametrize(
     ("config", "arguments", "message"),
     [
-        (
-            "fedbiscuit.yaml",
-            ["--federated.algorithm.warmup_rounds=9"],
-            "the warm-up of 3 selectors takes 27 rounds",
-        ),
+        ("fedbiscuit.yaml", ["--federated.algorithm.warmup_rounds=9"], "the warm-up of 3 selectors takes 27"),
         ("fedbiscuit.yaml", ["--data.split.val_share=0"], "set data.split.val_share"),
         ("sft.yaml", ["--model.lora=null"], r"model.lora: null, and it has settings below it \(rank"),
         ("sft.yaml", ["--data.split=null"], "data.split: null, and it has settings below it"),
@@ -77,7 +72,7 @@ def test_a_refusal_that_needs_settings_or_rows_comes_before_the_model(loads, fit
         (
             {"class_path": "DiscoverableMemorization", "init_args": {"random_secrets": 5}},
             [],
-            "set data.rows.canaries",
+            "data.rows.canaries",
         ),
         ({"class_path": "MemoryExtraction"}, ["--data=PreferenceDataModule"], "knows the clients' rows"),
     ],
@@ -90,10 +85,7 @@ def test_an_attack_on_other_data_is_refused_before_rows_are_read(
     file = tmp_path / "attacked.yaml"
     file.write_text(yaml.safe_dump(config))
     read = []
-    monkeypatch.setattr(
-        "fedlight.datamodules.federated.datamodule.FederatedDataModule.prepare_data",
-        lambda self: read.append(self),
-    )
+    monkeypatch.setattr(FederatedDataModule, "prepare_data", lambda self: read.append(self))
     with pytest.raises(ValueError, match=message):
         fit(file, *arguments)
     assert loads == []

@@ -99,9 +99,8 @@ def test_what_comes_after_the_class_holds(parse):
 @pytest.mark.parametrize(
     "change",
     [
-        *("--thing=Ball", f"--thing={__name__}.Ball"),
-        *(f"--config=yaml:thing: {{class_path: {__name__}.Ball}}", "--thing=yaml:class_path: Ball"),
-        "--thing.inner=null",
+        *("--thing=Ball", f"--thing={__name__}.Ball", "--thing=yaml:class_path: Ball", "--thing.inner=null"),
+        f"--config=yaml:thing: {{class_path: {__name__}.Ball}}",
     ],
 )
 def test_the_same_class_keeps_them(parse, change):
@@ -110,11 +109,9 @@ def test_the_same_class_keeps_them(parse, change):
 
 def test_a_class_by_two_paths_keeps_them(parse):
     """As fedlight.FedDCA and fedlight.augmentation.feddca.FedDCA are."""
-    config = (
-        "--config=yaml:thing: {class_path: Bag, init_args: {size: 7}, dict_kwargs: {colour: black, edge: 1}}"
-    )
+    config = "class_path: Bag, init_args: {size: 7}, dict_kwargs: {colour: black, edge: 1}"
     same = f"--config=yaml:thing: {{class_path: {__name__}.Bag, dict_kwargs: {{edge: 2}}}}"
-    thing = parse(config, same).thing
+    thing = parse(f"--config=yaml:thing: {{{config}}}", same).thing
     assert (thing.init_args.size, thing.init_args.colour, thing.dict_kwargs) == (7, "black", {"edge": 2})
 
 
@@ -153,12 +150,13 @@ def test_with_a_class_all_that_is_inside_it_goes(parse):
 
 
 def test_in_lists_and_maps(parse):
-    config = "--config=yaml:things: [{class_path: Ball, init_args: {size: 7}}, {class_path: Ball, init_args: {size: 7}}]"
+    ball = "{class_path: Ball, init_args: {size: 7}}"
+    config = f"--config=yaml:things: [{ball}, {ball}]"
     # jsonargparse joins lists of the same length, one by one.
     assert [one.init_args.size for one in parse(config, "--config=yaml:things: [Box, Ball]").things] == [3, 7]
     assert [one.init_args.size for one in parse(config, "--things+=Box").things] == [7, 7, 3]
     assert [one.init_args.size for one in parse(config, "--things=[Box]").things] == [3]
-    config = "--config=yaml:named: {a: {class_path: Ball, init_args: {size: 7}}}"
+    config = f"--config=yaml:named: {{a: {ball}}}"
     for change in ("--config=yaml:named: {a: Box}", "--named.a=Box", '--named={"a": "Box"}'):
         assert parse(config, change).named["a"].init_args.size == 3
 
@@ -186,23 +184,17 @@ def settings(*arguments, command="fit"):
 def test_direct_retrieval_in_place_of_feddca_has_no_alpha():
     config = settings("--config=feddca.yaml")
     assert config.data.init_args.augmentation.init_args.alpha == 0.7
-    for change in (
-        ["--data.augmentation=DirectRetrieval", *ENCODER],
-        ["--data.augmentation.alpha=0.9", "--data.augmentation=DirectRetrieval", *ENCODER],
-    ):
-        direct = settings("--config=feddca.yaml", *change).data.init_args.augmentation
+    change, alpha = ["--data.augmentation=DirectRetrieval", *ENCODER], "--data.augmentation.alpha=0.9"
+    for arguments, expected in ((change, None), ([alpha, *change], None), ([*change, alpha], 0.9)):
+        direct = settings("--config=feddca.yaml", *arguments).data.init_args.augmentation
         assert direct.class_path.endswith(".DirectRetrieval")
-        assert direct.init_args.alpha is None
+        assert direct.init_args.alpha == expected
         assert (direct.init_args.number, direct.init_args.clusters) == (50, 10)
-    given = settings(
-        "--config=feddca.yaml",
-        "--data.augmentation=DirectRetrieval",
-        *ENCODER,
-        "--data.augmentation.alpha=0.8",
-    )
-    assert given.data.init_args.augmentation.init_args.alpha == 0.8
     same = settings("--config=feddca.yaml", "--data.augmentation=fedlight.FedDCA")
     assert same.data.init_args.augmentation.init_args == config.data.init_args.augmentation.init_args
+
+
+REWARD = ["--config=selector.yaml", "--model=RewardModule"]
 
 
 @pytest.mark.parametrize(
@@ -215,15 +207,11 @@ def test_direct_retrieval_in_place_of_feddca_has_no_alpha():
             "class: give it again, after the class",
         ),
         (
-            ["--config=selector.yaml", "--model=RewardModule"],
-            "model: RewardModule needs model, for example --model.model TEXT; what SelectorModule was given as model is "
-            "not carried over",
+            REWARD,
+            "for example --model.model TEXT; what SelectorModule was given as model is not carried over",
         ),
         (
-            [
-                *("--config=selector.yaml", "--model=RewardModule", "--model.model=toy"),
-                "--federated.aggregation=PrivateMean",
-            ],
+            [*REWARD, "--model.model=toy", "--federated.aggregation=PrivateMean"],
             "federated.aggregation: PrivateMean needs clip_norm, for example",
         ),
     ],
@@ -247,6 +235,5 @@ def test_the_algorithm_inside_an_algorithm():
     config = settings("--config=fedbiscuit.yaml", "--federated.algorithm=FedProx").federated.init_args
     # fedbiscuit.yaml: normalized
     assert config.algorithm.init_args == Namespace(mu=0.01, weighting="unbiased")
-    assert (
-        config.clients_per_round == settings("--config=fedbiscuit.yaml").federated.init_args.clients_per_round
-    )
+    before = settings("--config=fedbiscuit.yaml").federated.init_args
+    assert config.clients_per_round == before.clients_per_round

@@ -1,9 +1,7 @@
-import json
-
 import pytest
 from omegaconf import OmegaConf
 from recipe_runs import ran
-from tiny_world import PROMPTS, VOTES, fedlight, table, tiny_selector, weights
+from tiny_world import PROMPTS, VOTES, fedlight, read_lines, table, tiny_selector, weights
 
 from fedlight.lightning_cli.cli import lightning_cli
 from fedlight.recipes.stages import settings_in
@@ -17,19 +15,12 @@ def federated(cli):
 def run(tiny_model, tmp_path_factory):
     """Folder of a finished run."""
     folder = tmp_path_factory.mktemp("run")
-    outcome = ran("fit", *tiny_selector(tiny_model, folder))
-    assert "round 2/2" in outcome.out
+    assert "round 2/2" in ran("fit", *tiny_selector(tiny_model, folder)).out
     return folder
 
 
-def test_version_and_unknown_command():
-    assert fedlight("--version").out.startswith("fedlight 0")
-    outcome = fedlight("train")
-    assert outcome.code == 2
-    assert "no command 'train'" in outcome.err
-
-
 def test_help_is_a_command_too():
+    assert fedlight("--version").out.startswith("fedlight 0")
     assert fedlight("help").out == fedlight("--help").out
     assert fedlight("--help").out.startswith("usage: fedlight COMMAND")
     assert fedlight("help", "report").out == fedlight("report", "--help").out
@@ -51,9 +42,7 @@ def test_a_mistyped_option_is_told_the_nearest(arguments, nearest):
 
 def test_fit_writes_visits_metrics_adapter_and_checkpoints(run):
     visits = table(run / "visits.csv")
-    assert [(row["round"], row["steps"]) for row in visits] == [
-        *(("0", "2"), ("0", "2"), ("1", "2"), ("1", "2")),
-    ]
+    assert [row["round"] + row["steps"] for row in visits] == ["02", "02", "12", "12"]
     metrics = table(run / "metrics/version_0/metrics.csv")
     assert {"fed/loss", "val/accuracy", "train/loss"} <= set(metrics[0])
     assert sorted(file.name for file in (run / "checkpoints").iterdir()) == ["epoch=0.ckpt", "epoch=1.ckpt"]
@@ -62,9 +51,8 @@ def test_fit_writes_visits_metrics_adapter_and_checkpoints(run):
 
 def test_validate_and_test_the_trained_adapter(run, tiny_model):
     arguments = tiny_selector(tiny_model, run, "--trainer.logger=false")
-    logged = [
-        row["val/accuracy"] for row in table(run / "metrics/version_0/metrics.csv") if row["val/accuracy"]
-    ]
+    rows = table(run / "metrics/version_0/metrics.csv")
+    logged = [row["val/accuracy"] for row in rows if row["val/accuracy"]]
     validated = lightning_cli(["validate", *arguments, f"--model.adapter={run / 'adapter'}"])
     assert validated.trainer.callback_metrics["val/accuracy"].item() == pytest.approx(float(logged[-1]))
     tested = lightning_cli(["test", *arguments, f"--ckpt_path={run / 'checkpoints/epoch=1.ckpt'}"])
@@ -79,18 +67,13 @@ def test_predict_writes_completions(tiny_model, tmp_path):
         *("--model.completions.max_new_tokens=4", "--trainer.accelerator=cpu"),
         f"--trainer.default_root_dir={tmp_path}",
     )
-    rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
-    assert [len(row["completions"]) for row in rows] == [2, 2, 2]
+    assert [len(row["completions"]) for row in read_lines(tmp_path / "completions.jsonl")] == [2, 2, 2]
 
 
 def test_overrides_and_class_swaps_reach_the_loop(tiny_model, tmp_path):
-    cli = lightning_cli(
-        [
-            *("fit", *tiny_selector(tiny_model, tmp_path)),
-            *("--federated.clients_per_round", "5", "--federated.algorithm", "FedAvg"),
-            *("--federated.algorithm.weighting", "uniform", "--trainer.max_epochs", "1"),
-        ]
-    )
+    more = ("--federated.clients_per_round", "5", "--federated.algorithm", "FedAvg")
+    more += ("--federated.algorithm.weighting", "uniform", "--trainer.max_epochs", "1")
+    cli = lightning_cli(["fit", *tiny_selector(tiny_model, tmp_path), *more])
     assert federated(cli).algorithm.weighting == "uniform"
     assert len(table(tmp_path / "visits.csv")) == 5
 
@@ -119,13 +102,9 @@ def test_the_printed_config_is_complete_and_runs_the_same(run, tiny_model, tmp_p
 
 
 def test_without_the_key_federated_training_is_central(run, tiny_model, tmp_path, monkeypatch):
-    central = [
-        argument
-        for argument in tiny_selector(tiny_model, tmp_path / "null")
-        if not argument.startswith("--federated")
-    ]
-    outcome = fedlight("fit", *central, "--federated", "null")
-    assert "epoch 2/2" in outcome.out
+    given = tiny_selector(tiny_model, tmp_path / "null")
+    central = [argument for argument in given if not argument.startswith("--federated")]
+    assert "epoch 2/2" in fedlight("fit", *central, "--federated", "null").out
     assert not (tmp_path / "null/visits.csv").exists()
 
     config = OmegaConf.create(settings_in("selector.yaml"))
@@ -138,10 +117,8 @@ def test_without_the_key_federated_training_is_central(run, tiny_model, tmp_path
 
 
 def test_interpolation_comes_after_overrides(tiny_model, tmp_path):
-    printed = fedlight(
-        "fit", *tiny_selector(tiny_model, tmp_path, "--seed_everything=7", "--print_config")
-    ).out
-    config = OmegaConf.create(printed)
+    given = tiny_selector(tiny_model, tmp_path, "--seed_everything=7", "--print_config")
+    config = OmegaConf.create(fedlight("fit", *given).out)
     assert [config[key]["init_args"]["seed"] for key in ("model", "data", "federated")] == [7, 7, 7]
     assert config["trainer"]["logger"]["init_args"]["save_dir"] == str(tmp_path)
     assert config["data"]["init_args"]["tokenizer"] == tiny_model
@@ -152,7 +129,9 @@ def test_null_is_nothing_at_every_depth(tiny_model, tmp_path):
     arguments = (
         *("--config", "feddca.yaml", "--data.augmentation", "SelfInstruct", "--data.augmentation.number=2"),
         *(
-            *(generator, "ChatEndpoint", f"{generator}.base_url", "http://localhost/v1"),
+            generator,
+            "ChatEndpoint",
+            f"{generator}.base_url=http://localhost/v1",
             f"{generator}.model=None-7B",
         ),
         *(f"{generator}.api_key_variable", "null", f"{generator}.cache=null", "--data.public_source", "null"),
@@ -166,10 +145,8 @@ def test_null_is_nothing_at_every_depth(tiny_model, tmp_path):
 
 def test_a_data_config_is_found_by_its_name(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = [
-        *tiny_selector(tiny_model, tmp_path),
-        *("--data", "data/toy_votes.yaml", f"--data.source={VOTES}"),
-    ]
-    config = OmegaConf.create(fedlight("fit", *arguments, "--print_config").out)
+    data = ("--data", "data/toy_votes.yaml", f"--data.source={VOTES}")
+    asked = fedlight("fit", *tiny_selector(tiny_model, tmp_path), *data, "--print_config")
+    config = OmegaConf.create(asked.out)
     assert config["data"]["init_args"]["partition"]["by"] == "client"
     assert config["data"]["init_args"]["source"] == VOTES

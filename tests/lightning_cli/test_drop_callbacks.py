@@ -34,7 +34,7 @@ def test_a_class_is_dropped_on_the_command_line_by_any_spelling(name):
     [
         (
             "TaskScore",
-            "'TaskScore' is none of trainer.callbacks; did you mean 'TaskScores'.; there are RoundProgress, ",
+            "'TaskScore' is none of trainer.callbacks; did you mean 'TaskScores'.; there are RoundP",
         ),
         ("GroupLog", "'GroupLog' is none of trainer.callbacks.*ModelCheckpoint, TaskScores$"),
     ],

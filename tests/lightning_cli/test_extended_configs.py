@@ -30,13 +30,10 @@ def test_what_is_extended_comes_first_once_and_beside_its_config(tmp_path):
 def test_a_command_line_has_them_in_place_of_the_config(tmp_path):
     write(tmp_path, a="seed_everything: 1\n", b="extends: a.yaml\n")
     a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
-    assert with_layers(["fit", "--config", str(b), "--x=1"]) == [
-        *("fit", f"--config={a}", f"--config={b}", "--extends=null", "--x=1")
-    ]
-    assert with_layers(["fit", "--config", str(a), "--config", str(b)])[1:] == [
-        *(f"--config={a}", f"--config={b}", "--extends=null")
-    ]
-    assert with_layers(["fit", f"-c={a}", "--config"]) == [*("fit", f"-c={a}", "--config")]
+    both = [f"--config={a}", f"--config={b}", "--extends=null"]
+    assert with_layers(["fit", "--config", str(b), "--x=1"]) == ["fit", *both, "--x=1"]
+    assert with_layers(["fit", "--config", str(a), "--config", str(b)]) == ["fit", *both]
+    assert with_layers(["fit", f"-c={a}", "--config"]) == ["fit", f"-c={a}", "--config"]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +53,8 @@ def test_what_cannot_be_extended_is_named(tmp_path, text, message):
 
 
 def test_on_the_command_line_it_is_no_key():
-    assert "--config twice" in refused(
-        fedlight("fit", "--config", "selector.yaml", "--extends", "feddca.yaml")
-    )
+    given = ("--config", "selector.yaml", "--extends", "feddca.yaml")
+    assert "--config twice" in refused(fedlight("fit", *given))
 
 
 @pytest.mark.parametrize("name", ON_METHODS)
@@ -66,9 +62,8 @@ def test_recipes_and_commands_read_the_same(name, tmp_path):
     """A recipe merges the files itself; a command leaves it to its parser."""
     whole = tmp_path / "whole.yaml"
     whole.write_text(as_yaml(settings_in(f"{name}.yaml")))
-    printed = [
-        fedlight("fit", "--config", str(config), "--print_config").out for config in (whole, f"{name}.yaml")
-    ]
+    configs = (str(whole), f"{name}.yaml")
+    printed = [fedlight("fit", "--config", config, "--print_config").out for config in configs]
     assert "max_epochs" in printed[0]
     assert printed[0] == printed[1]
 
@@ -82,16 +77,10 @@ def test_data_and_model_are_enough_on_top_of_a_method(method, tiny_model, tmp_pa
             {"ask": f"q {n}", "left": one, "right": other, "pick": "l" if n % 3 else "r", "who": f"c{n % 4}"}
             for n, (one, other) in enumerate(zip(WORDS * 10, WORDS[1:] * 12, strict=True))
         ]
-        data = {
-            "columns": {
-                **{"prompt": "ask", "response_a": "left", "response_b": "right", "choice": "pick"},
-                "client": "who",
-            },
-            "format": {
-                "choice_values": {"a": "l", "b": "r"},
-                "choice_template": "Q: {prompt}\nA: {response_a}\nB: {response_b}\nBetter:",
-            },
-        }
+        columns = {"prompt": "ask", "response_a": "left", "response_b": "right", "choice": "pick"}
+        template = "Q: {prompt}\nA: {response_a}\nB: {response_b}\nBetter:"
+        form = {"choice_values": {"a": "l", "b": "r"}, "choice_template": template}
+        data = {"columns": columns | {"client": "who"}, "format": form}
     else:
         rows = [{"ask": f"what is {WORDS[n % 6]} {n}", "say": "food", "who": f"c{n % 4}"} for n in range(60)]
         columns = {"instruction": "ask", "response": "say", "client": "who"}
@@ -105,20 +94,15 @@ def test_data_and_model_are_enough_on_top_of_a_method(method, tiny_model, tmp_pa
     }
     OmegaConf.save(OmegaConf.create(mine), tmp_path / "mine.yaml")
     short = ["--trainer.max_epochs=1", "--federated.clients_per_round=2", "--trainer.accelerator=cpu"]
-    if method in ("feddca", "fewfedpit"):
-        short.append("--data.max_tokens=64")
-    if method == "feddca":
-        short.append("--data.augmentation.number=3")
-    if method == "fewfedpit":
-        short += ["--data.synthesis.number=1", "--data.synthesis.responses.max_new_tokens=3"]
-    if method == "fedbiscuit":
-        short.append("--federated.algorithm.warmup_rounds=0")
+    made = "--data.synthesis.number=1 --data.synthesis.responses.max_new_tokens=3 --data.max_tokens=64"
+    of_method = {"feddca": "--data.augmentation.number=3 --data.max_tokens=64", "fewfedpit": made}
+    of_method["fedbiscuit"] = "--federated.algorithm.warmup_rounds=0"
+    short += of_method.get(method, "").split()
     folder = tmp_path / "run"
     ran("fit", "--config", str(tmp_path / "mine.yaml"), f"--trainer.default_root_dir={folder}", *short)
     assert len({row["client"] for row in table(folder / "visits.csv")}) == 2
     saved = (folder / "metrics/version_0/config.yaml").read_text()
     # The default of a template that selectors do not read.
-    assert {line.strip() for line in saved.splitlines() if "toy" in line} <= {
-        "generation_template: toy_generation"
-    }
+    of_toy = {line.strip() for line in saved.splitlines() if "toy" in line}
+    assert of_toy <= {"generation_template: toy_generation"}
     assert "extends: null" in saved

@@ -1,13 +1,7 @@
-import doctest
-
 import pytest
 
 from fedlight.lightning_cli import full_keys
 from fedlight.lightning_cli.cli import lightning_cli
-
-
-def test_examples():
-    assert doctest.testmod(full_keys).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -44,12 +38,7 @@ def test_a_message_that_names_no_single_place_stays(message):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_refusal_begins_with_the_key_under_which_the_value_is_set(tmp_path, arguments, start):
+    here = (f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu")
     with pytest.raises((ValueError, OSError)) as refused:
-        lightning_cli(
-            [
-                *("fit", "--config"),
-                *arguments,
-                *(f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu"),
-            ]
-        )
+        lightning_cli(["fit", "--config", *arguments, *here])
     assert str(refused.value).startswith(start)

@@ -3,17 +3,17 @@ from tiny_world import fedlight, refused, tiny_selector
 
 from fedlight.lightning_cli.cli import ReadSettings
 
+TOY = ["--model=SelectorModule", "--model.model=toy"]
 VOTES = ["--data=PreferenceDataModule", "--data.source=toy:votes"]
 
 
 def settings(*arguments):
-    read = ReadSettings(["fit", *arguments])
-    return read.config["fit"]
+    return ReadSettings(["fit", *arguments]).config["fit"]
 
 
 @pytest.mark.parametrize("where", ["model", "data.format"])
 def test_choices_are_those_of_either(where):
-    found = settings("--model=SelectorModule", "--model.model=toy", *VOTES, f"--{where}.choices=[x, y]")
+    found = settings(*TOY, *VOTES, f"--{where}.choices=[x, y]")
     assert list(found.model.init_args.choices) == list(found.data.init_args.format.choices) == ["x", "y"]
 
 
@@ -25,20 +25,14 @@ def test_the_tokenizer_is_the_models_unless_it_is_given():
 
 def test_choices_that_contradict_each_other_are_refused(tiny_model, tmp_path):
     given = ["--model.choices=[A, B]", "--data.format.choices=[x, y]"]
-    assert list(
-        settings("--model=SelectorModule", "--model.model=toy", *VOTES, *given).model.init_args.choices
-    ) == ["x", "y"]
+    assert list(settings(*TOY, *VOTES, *given).model.init_args.choices) == ["x", "y"]
     given = ["--model.choices=[c, d]", "--data.format.choices=[x, y]"]
-    line = refused(fedlight("fit", *tiny_selector(tiny_model, tmp_path), *given))
-    assert (
-        "model.init_args.choices=['c', 'd'] and data.init_args.format.choices=['x', 'y'] have to be the same"
-        in line
-    )
+    told = "model.init_args.choices=['c', 'd'] and data.init_args.format.choices=['x', 'y'] have to be the"
+    assert told in refused(fedlight("fit", *tiny_selector(tiny_model, tmp_path), *given))
 
 
 def test_a_module_and_data_without_such_arguments_are_left_alone():
-    found = settings(
-        "--model=FeatureSelectorModule", "--model.dimension=4", *VOTES, "--data.format.choices=[x, y]"
-    )
+    features = ("--model=FeatureSelectorModule", "--model.dimension=4")
+    found = settings(*features, *VOTES, "--data.format.choices=[x, y]")
     assert found.data.init_args.tokenizer == "toy"
     assert "choices" not in found.model.init_args

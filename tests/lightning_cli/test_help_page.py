@@ -68,9 +68,8 @@ def test_keys_of_the_trainer_and_the_command_are_lightnings():
 def test_what_is_fedlights_comes_first_and_fits_the_terminal(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     page = help_page("fit")
-    places = [
-        page.index(key) for key in ("--federated.algorithm", "--model.lr ", "--data.seed", "--trainer.max")
-    ]
+    keys = ("--federated.algorithm", "--model.lr ", "--data.seed", "--trainer.max")
+    places = [page.index(key) for key in keys]
     assert places == sorted(places)
     assert max(map(len, page.splitlines())) <= min(max(columns, 80), 120)
     assert "classes: fedlight methods" in page

@@ -40,10 +40,8 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(**stages):
-        specs = {
-            name: {"call": "fedlight.recipes.steps.note", "with": {"name": name, **given}}
-            for name, given in stages.items()
-        }
+        told = {name: {"name": name, **given} for name, given in stages.items()}
+        specs = {name: {"call": "fedlight.recipes.steps.note", "with": own} for name, own in told.items()}
         (tmp_path / "small.yaml").write_text(json.dumps({"seeds": [0], "stages": specs}))
         done.clear()
         return fedlight("run", "small.yaml", "--output=out")
@@ -103,10 +101,8 @@ def test_a_damaged_mark_is_named_and_nothing_is_done(run, tmp_path, name, damage
 def test_without_its_settings_a_stage_is_not_taken_for_done(run, tmp_path):
     assert run(one={}).code == 0
     (tmp_path / "out/seed0/one/settings.json").unlink()
-    line = refused(run(one={}))
-    assert (
-        "out/seed0/one has no settings.json, so nobody can tell with which settings done.json was made"
-        in line
+    assert "out/seed0/one has no settings.json, so nobody can tell with which settings" in refused(
+        run(one={})
     )
     assert run.done == []
 
@@ -261,7 +257,6 @@ def test_settings_that_were_refused_do_not_stand_in_the_way_of_others(run, tmp_p
     settings = json.loads((tmp_path / "out/seed0/fails/settings.json").read_text())
     assert settings["value"] == 17
     (tmp_path / "out/seed0/fails/rows.jsonl.partial").touch()  # now there is work
-    assert "was made with other settings (value: 17 -> 16): give another --output" in refused(
-        run(one={}, fails={"value": 16})
-    )
+    line = refused(run(one={}, fails={"value": 16}))
+    assert "was made with other settings (value: 17 -> 16): give another --output" in line
     assert run.done == []

@@ -68,9 +68,8 @@ def run(tmp_path, settings):
 def write_checkpoint(folder: Path, epoch: int) -> Path:
     file = folder / f"checkpoints/epoch={epoch}.ckpt"
     file.parent.mkdir(exist_ok=True)
-    torch.save(
-        {"state_dict": {}, "optimizer_states": [], "callbacks": {"FederatedLoop": {}}, "epoch": epoch}, file
-    )
+    content = {"state_dict": {}, "optimizer_states": [], "callbacks": {"FederatedLoop": {}}, "epoch": epoch}
+    torch.save(content, file)
     os.utime(file, (100 + epoch, 100 + epoch))
     return file
 
@@ -84,12 +83,9 @@ def test_a_finished_run_is_left_as_it_is(run, settings):
     run()
     found = again(settings())
     assert not found.has_work()
-    assert (
-        "has the finished run with these settings: nothing is done. A larger trainer.max_epochs" in found.said
-    )
-    assert not again(
-        settings(logger=False, enable_progress_bar=False, devices=2, strategy="client_parallel")
-    ).has_work()
+    assert "the finished run with these settings: nothing is done. A larger trainer.max_epochs" in found.said
+    shown = {"logger": False, "enable_progress_bar": False, "devices": 2, "strategy": "client_parallel"}
+    assert not again(settings(**shown)).has_work()
 
 
 @pytest.mark.parametrize("folder", ["runs/a", "runs/a/", "./runs/../runs/a"])
@@ -136,11 +132,8 @@ def test_with_more_epochs_a_finished_run_goes_on(run, settings):
     (checkpoint,) = run()
     found = again(settings(epochs=5))
     assert (found.has_work(), found.checkpoint) == (True, checkpoint)
-    assert found.said.endswith(
-        "run: the run goes on from epoch=0.ckpt, to 5 epochs instead of 3; schedules follow"
-    )
-    found = again(settings(epochs=-1))
-    assert found.has_work()
+    assert found.said.endswith("goes on from epoch=0.ckpt, to 5 epochs instead of 3; schedules follow")
+    assert again(settings(epochs=-1)).has_work()
 
 
 def test_more_epochs_do_not_wake_a_run_that_ended_by_itself(run, settings):

@@ -4,6 +4,7 @@ from tiny_world import fedlight
 from fedlight.lightning_cli import cli
 from fedlight.recipes.recipe import load
 
+KEY = "--data.format.generation_template"
 WRITTEN = [
     ("Question: {prompt}\nAnswer:", "Question: {prompt}\nAnswer:"),
     (r"Question: {prompt}\nAnswer:", "Question: {prompt}\nAnswer:"),
@@ -13,9 +14,7 @@ WRITTEN = [
 ]
 
 
-@pytest.mark.parametrize(
-    "form", ["--data.format.generation_template={}", "--data.init_args.format.generation_template"]
-)
+@pytest.mark.parametrize("form", [f"{KEY}={{}}", "--data.init_args.format.generation_template"])
 @pytest.mark.parametrize(("typed", "text"), WRITTEN)
 def test_a_typed_template_reaches_the_data_module_as_it_was_written(monkeypatch, typed, text, form):
     words = [form.format(typed)] if "{}" in form else [form, typed]
@@ -32,20 +31,13 @@ def test_a_typed_template_reaches_the_data_module_as_it_was_written(monkeypatch,
 
 
 def test_a_printed_template_is_the_one_that_was_typed():
-    done = fedlight(
-        "fit", "--config=sft.yaml", "--data.format.generation_template", r"Q: {prompt}\nA:", "--print_config"
-    )
+    done = fedlight("fit", "--config=sft.yaml", KEY, r"Q: {prompt}\nA:", "--print_config")
     assert "generation_template: 'Q: {prompt}\n\n        A:'" in done.out
 
 
 def test_another_key_is_read_as_yaml_afterwards():
     with pytest.raises(SystemExit):
-        cli.lightning_cli(
-            [
-                *("fit", "--config=sft.yaml", "--data.format.generation_template=a: {prompt}"),
-                "--data.max_tokens=a: 1",
-            ]
-        )
+        cli.lightning_cli(["fit", "--config=sft.yaml", f"{KEY}=a: {{prompt}}", "--data.max_tokens=a: 1"])
 
 
 @pytest.mark.parametrize(("typed", "text"), WRITTEN[:4])
