@@ -12,10 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_bytes_of_the_weights(benchmark, tmp_path):
     benchmark.main(["--shapes", "qwen2_0.5b", "--json", str(tmp_path / "rows.json")])
     (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    shape = AutoConfig.from_pretrained(ROOT / "conf/shapes/qwen2_0.5b")
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(ROOT / "conf/shapes/qwen2_0.5b"), dtype=torch.bfloat16
-        )
+        model = AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16)
     assert row["bits_16"] == sum(weight.nbytes for weight in model.parameters()) / 2**30
     assert row["bits_16"] > row["bits_8"] > row["bits_16"] / 2  # embeddings stay as they are
     assert row["bits_8"] > row["bits_4"] > row["bits_16"] / 4

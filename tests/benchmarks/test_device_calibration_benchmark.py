@@ -28,9 +28,8 @@ pytestmark = pytest.mark.slow  # a whole benchmark
 def test_cases_are_all_combinations_in_the_order_of_their_names():
     found = cases(TINY, [2, 1], ["fp32", "nf4"])
     assert len(found) == 2 * 2 * 1 * 3
-    assert [case.name for case in found][:4] == [
-        *("1/fp32/32/1x008", "1/fp32/32/2x008", "1/fp32/32/2x016", "1/nf4/32/1x008"),
-    ]
+    first = ["1/fp32/32/1x008", "1/fp32/32/2x008", "1/fp32/32/2x016", "1/nf4/32/1x008"]
+    assert [case.name for case in found][:4] == first
 
 
 def test_predictions_by_hand():
@@ -39,20 +38,12 @@ def test_predictions_by_hand():
     measured = [(Case(1, form, 32, examples, 8), flops, seconds) for form, examples, flops, seconds in times]
     rows, found = predict(measured, {1: 100.0})
     assert [row.fitted for row in rows] == [True, False, True, False]
-    assert found == {
-        "threads=1": pytest.approx(0.2),
-        "threads=1, fp32": pytest.approx(0.4),
-        "threads=1, nf4": pytest.approx(0.1),
-    }
+    assert found == pytest.approx({"threads=1": 0.2, "threads=1, fp32": 0.4, "threads=1, nf4": 0.1})
     assert [row.by_device for row in rows] == pytest.approx([0.5, 1.0, 0.5, 1.0])
     assert [row.by_form for row in rows] == pytest.approx([0.25, 0.5, 1.0, 2.0])
     told = summary(rows)
-    assert told["by_device"] == {
-        **{"cases": 2, "within_goal": 1, "median": pytest.approx(0.5), "largest": pytest.approx(1.0)},
-    }
-    assert told["by_form"] == {
-        **{"cases": 2, "within_goal": 1, "median": pytest.approx(0.5), "largest": pytest.approx(1.0)},
-    }
+    for way in ("by_device", "by_form"):
+        assert told[way] == pytest.approx({"cases": 2, "within_goal": 1, "median": 0.5, "largest": 1.0})
     with pytest.raises(ValueError, match="threads=1, nf4: there is no case on which to fit"):
         predict([measured[0], measured[2]], {1: 100.0})
 
@@ -70,12 +61,8 @@ def test_operations_are_those_of_the_batch_that_is_trained(tmp_path):
     module = load(model, "fp32")
     before = {name: weight.clone() for name, weight in module.named_parameters() if weight.requires_grad}
     assert time_visit(module, batch, steps=2) > 0
-    changed = [
-        name
-        for name, weight in module.named_parameters()
-        if name in before and not weight.equal(before[name])
-    ]
-    assert changed  # it is training that was timed
+    after = dict(module.named_parameters())
+    assert any(not after[name].equal(weight) for name, weight in before.items())  # training was timed
 
 
 def test_threads_are_set_back():
@@ -99,7 +86,6 @@ def test_all_that_it_writes(tmp_path, capsys):
     assert set(found["utilisation"]) == {"threads=1", *(f"threads=1, {form}" for form in forms)}
     for row in found["rows"]:
         assert row["seconds"] > 0
-        assert row["by_device"] * found["utilisation"]["threads=1"] == pytest.approx(
-            row["flops"] / found["peaks"]["1"]
-        )
+        share = row["flops"] / found["peaks"]["1"]
+        assert row["by_device"] * found["utilisation"]["threads=1"] == pytest.approx(share)
     assert "peak of threads=1" in capsys.readouterr().out

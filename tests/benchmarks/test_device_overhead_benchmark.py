@@ -11,7 +11,10 @@ INSIDE = ("inside_seconds", "inside_ratio")
 
 def arguments(model):
     settings = {
-        **{"model": model, "source": "toy:votes?num_clients=6&votes_per_client=10", "rounds": 2, "pairs": 1},
+        "model": model,
+        "source": "toy:votes?num_clients=6&votes_per_client=10",
+        "rounds": 2,
+        "pairs": 1,
     }
     settings |= {"clients-per-round": 2, "local-steps": 1, "batch-size": 4, "steps": 1}
     return [text for name, value in settings.items() for text in (f"--{name}", str(value))]

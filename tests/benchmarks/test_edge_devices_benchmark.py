@@ -17,7 +17,10 @@ SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "he
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gemma")
     config = {
-        **{"model_type": "gemma3_text", "num_attention_heads": 4, "num_key_value_heads": 1, "vocab_size": 64},
+        "model_type": "gemma3_text",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "vocab_size": 64,
     }
     (folder / "config.json").write_text(json.dumps({**config, **SIZES}))
     return str(folder)
@@ -43,12 +46,10 @@ def test_a_small_model_by_hand(model):
     # Forward, and backward of the inputs; of the adapter also of its weights. Attention has two products, and five backward.
     products = 2 * 9 * (2 * 2 * layer + 3 * adapter) + 2 * 2 * 8 * head + 2 * 2 * 4 * 9 * 9 * 8 * (2 + 5)
     first = 2 * 9 * (16 * 48 + 3 * 2 * 16)  # inputs of the first layer need no gradient
-    assert flops == pytest.approx(
-        3 * 2 * (products - first), rel=2e-4
-    )  # some releases count rotary frequencies
-    frozen = (
-        2 * (layer + 4 * 16 + 2 * 8) + 16 + 64 * 16
-    )  # with four norms a layer and two of the heads, and the last
+    # Some releases count rotary frequencies.
+    assert flops == pytest.approx(3 * 2 * (products - first), rel=2e-4)
+    # With four norms a layer and two of the heads, and the last.
+    frozen = 2 * (layer + 4 * 16 + 2 * 8) + 16 + 64 * 16
     assert peak * 1e6 > 4 * (frozen + 4 * adapter)  # gradients and two moments beside the adapter
     wider = expect(replace(case, ranks=(2, 4)), model)
     assert wider[2] == 6 * adapter
@@ -58,24 +59,15 @@ def test_a_small_model_by_hand(model):
 
 def test_fitted_and_tested_halves(model):
     """Four boards that are 1, 2, 4 and 8 times as slow: the first and the third give a share of half of the first's."""
-    cases = [
-        Case(f"jetson_nano/one/{name}", "x", 1, 1, 8, 1, seconds)
-        for name, seconds in zip("abcd", (1, 2, 4, 8), strict=True)
-    ]
+    seconds = {"a": 1, "b": 2, "c": 4, "d": 8}
+    cases = [Case(f"jetson_nano/one/{name}", "x", 1, 1, 8, 1, each) for name, each in seconds.items()]
     rows, found = compare(cases[::-1], model)
-    assert [(row.case.name[-1], row.fitted) for row in rows] == [
-        *(("a", True), ("b", False), ("c", True), ("d", False)),
-    ]
+    assert {row.case.name[-1]: row.fitted for row in rows} == {"a": True, "b": False, "c": True, "d": False}
     share = rows[0].flops / 2 / (load_device("jetson_nano").tflops * 1e12)
     assert found == {"jetson_nano": pytest.approx(share), "jetson_nano, x": pytest.approx(share)}
     assert [row.by_device for row in rows] == pytest.approx([2, 2, 2, 2])
-    told = summary(rows)["seconds, one utilisation for each device"]
-    assert told == {
-        "cases": 2,
-        "within_goal": 1,
-        "median": pytest.approx(0.375),  # of 0 and -0.75
-        "largest": pytest.approx(0.75),
-    }
+    told = summary(rows)["seconds, one utilisation for each device"]  # of 0 and -0.75
+    assert told == pytest.approx({"cases": 2, "within_goal": 1, "median": 0.375, "largest": 0.75})
 
 
 def test_releases_have_their_own_utilisation(model):

@@ -19,12 +19,10 @@ def folder(tmp_path_factory):
 
 
 def test_it_makes_and_measures_smaller_encoders(benchmark, folder, tmp_path, capsys):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(
-        "".join(json.dumps({"question": f"claim {i} {j}"}) + "\n" for i in range(10) for j in range(2))
-    )
+    texts = [{"question": f"claim {i} {j}"} for i in range(10) for j in range(2)]
+    source = tiny_world.write_rows(tmp_path / "rows.jsonl", texts)
     options = ["--layers", "1", "--texts", "12", "--repetitions", "1", "--make", str(tmp_path / "made")]
-    options += ["--model", folder, "--source", str(rows), "--json", str(tmp_path / "cost.json")]
+    options += ["--model", folder, "--source", source, "--json", str(tmp_path / "cost.json")]
     benchmark.main(options)
     report = json.loads((tmp_path / "cost.json").read_text())
     whole, cut, words = report["rows"]
@@ -75,10 +73,9 @@ def test_the_shapes_are_as_large_as_the_papers_encoders(benchmark):
 
 
 def test_shapes_are_measured(benchmark, monkeypatch, tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"question": f"claim {i}"}) + "\n" for i in range(10)))
+    rows = tiny_world.write_rows(tmp_path / "rows.jsonl", [{"question": f"claim {i}"} for i in range(10)])
     monkeypatch.setattr(benchmark, "SHAPES", {"large": (16, 2, 2), "small": (8, 1, 2)})
-    options = ["--shapes", "--source", str(rows), "--repetitions", "1", "--json", str(tmp_path / "cost.json")]
+    options = ["--shapes", "--source", rows, "--repetitions", "1", "--json", str(tmp_path / "cost.json")]
     benchmark.main(options)
     large, small = json.loads((tmp_path / "cost.json").read_text())["rows"]
     assert (large["dimension"], small["dimension"], large["speed_ratio"]) == (16, 8, 1)

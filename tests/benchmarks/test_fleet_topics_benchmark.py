@@ -2,26 +2,25 @@
 
 import json
 
+from tiny_world import write_lines
 
-def write_lines(file, rows):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+def written(file, rows):
+    write_lines(file, *map(json.dumps, rows))
 
 
 def test_accuracy_by_who_holds_a_topic(benchmark, tmp_path):
     seed = tmp_path / "seed0"
     private = [("a", "eva hats"), ("b", "eva hats"), ("a", "kim figs"), ("b", "kim pies . ben jam")]
-    write_lines(
-        seed / "dropouts" / "augmentation" / "private.jsonl",
-        [{"client": client, "fields": {"input": text}} for client, text in private],
-    )
+    rows = [{"client": client, "fields": {"input": text}} for client, text in private]
+    written(seed / "dropouts" / "augmentation" / "private.jsonl", rows)
     (seed / "dropouts" / "visits.csv").write_text("client,reason\na,\nb,out_of_memory\n")
     for folder in benchmark.RUNS.values():
         for epoch in (4, 8, 12, 16, 20):  # the first is too early to count
             right = float(epoch > 4 and folder == "forward")
             asked = [("eva hats", right), ("kim figs", 1.0), ("ben jam", 0.0), ("lea oil", 0.0)]
             rows = [{"fields": {"input": text}, "score": score} for text, score in asked]
-            write_lines(seed / folder / "tasks" / f"epoch_{epoch}" / "domain.jsonl", rows)
+            written(seed / folder / "tasks" / f"epoch_{epoch}" / "domain.jsonl", rows)
     benchmark.main([str(tmp_path), "--json", str(tmp_path / "rows.json")])
     found = {
         (row["method"], row["holders"]): (row["score"], row["questions"])

@@ -27,10 +27,8 @@ def test_pooled_votes_are_the_sign_of_the_mean_probability():
 def test_no_rule_agrees_with_more_people_than_their_majority():
     utilities = np.random.default_rng(1).normal(0, 2, (500, 3)) * [1, 0.2, 5]
     shares = np.array([0.45, 0.35, 0.2])
-    agree = {
-        rule: (np.sign(margins(utilities, shares, rule, 0.8))[:, None] == np.sign(utilities)) @ shares
-        for rule in RULES
-    }
+    labels = {rule: np.sign(margins(utilities, shares, rule, 0.8)) for rule in RULES}
+    agree = {rule: (label[:, None] == np.sign(utilities)) @ shares for rule, label in labels.items()}
     assert all((agree["people"] >= agree[rule]).all() for rule in RULES)
     assert agree["pooled"].mean() < agree["people"].mean()
 
@@ -87,12 +85,11 @@ def test_the_oracle_labels_by_these_rules():
     post = "anna bakes bread . ben reads maps ."
     texts = ["kindly anna bakes bread .", "duh anna bakes bread .", "anna bakes bread . ben reads maps ."]
     first, second = [texts[0], texts[0], texts[1]], [texts[1], texts[2], texts[2]]
-    differences = np.array(
-        [
-            [oracle.utility(post, a, group) - oracle.utility(post, b, group) for group in oracle.shares]
-            for a, b in zip(first, second, strict=True)
-        ]
-    )
+    by_group = [
+        [oracle.utility(post, a, group) - oracle.utility(post, b, group) for group in oracle.shares]
+        for a, b in zip(first, second, strict=True)
+    ]
+    differences = np.array(by_group)
     shares = np.array([0.6, 0.2, 0.2])
     for rule in RULES:
         found = oracle.margins([post] * 3, first, second, rule)

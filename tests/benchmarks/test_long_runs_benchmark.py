@@ -14,9 +14,8 @@ def benchmark(benchmark, monkeypatch):
 def test_each_mark_has_its_costs_and_all_logs_are_on(benchmark, tmp_path):
     rows = benchmark.measure(6, 2, tmp_path)
     assert [row["round"] for row in rows] == [3, 6]
-    assert rows[0].keys() == {
-        *("round", "milliseconds", "cpu_milliseconds", "checkpoint_kb", "descriptors", "resident_mib")
-    }
+    costs = {"milliseconds", "cpu_milliseconds", "checkpoint_kb", "descriptors", "resident_mib"}
+    assert rows[0].keys() == {"round", *costs}
     assert all(value > 0 for row in rows for value in row.values())
     assert rows[0]["descriptors"] == rows[1]["descriptors"]
     for name in ("visits.csv", "groups.csv", "clients.csv", "attacks/attacks.csv"):

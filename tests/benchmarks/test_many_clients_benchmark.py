@@ -17,9 +17,7 @@ def test_what_is_measured(benchmark, method, capsys):
     benchmark.main([f"--only={method}", "--clients=8", "--rounds=3"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["peak_mib"] > 50
-    assert found["round"] > 0
-    assert found["checkpoint_mib"] > 0
-    assert found["tables_mib"] > 0
+    assert min(found["round"], found["checkpoint_mib"], found["tables_mib"]) > 0
     if method == "scaffold":
         bytes_of_all = 8 * 4 * benchmark.LAYERS * 2 * benchmark.WIDTH * benchmark.RANK
         assert found["memories_mib"] * 2**20 > bytes_of_all

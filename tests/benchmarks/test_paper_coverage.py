@@ -106,11 +106,8 @@ def test_a_value_that_is_not_the_papers_is_explained():
     """On the page for the runs of the paper's size, and at its line in the config of the method alone."""
     for _, paper, large, small, deviation in (row for told in RECORD.values() for row in told["setting"]):
         found = papers.value(large)
-        assert (
-            deviation
-            or found in (paper, *(paper if isinstance(paper, list) else []))
-            or str(found).startswith(f"{paper},")
-        ), large
+        values = (paper, *(paper if isinstance(paper, list) else []))
+        assert deviation or found in values or str(found).startswith(f"{paper},"), large
         if (key := papers.KEY.fullmatch(small)) and papers.value(small) != paper:
             assert re.search(r"#.*paper", line_of(key["file"], key["key"])), small
 

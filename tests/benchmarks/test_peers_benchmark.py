@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from turns import Counting
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ("by hand", "by hand, full", "lightning", "own", "own, full", "sft", "own, stacked", "sft, stacked")
@@ -26,28 +27,14 @@ def settings(tmp_path_factory):
     return made
 
 
-class Counting:
-    """Turns that nobody waits for."""
-
-    rounds = 0
-    stopped = 0
-
-    def next_round(self):
-        self.rounds += 1
-
-    def stop(self):
-        self.stopped += 1
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LOCAL)
 def test_every_way_trains_all_rounds(settings, name, monkeypatch):
     import peers_ways
 
     seen = []
-    monkeypatch.setattr(
-        torch.optim.AdamW, "step", lambda self, closure=None: seen.append(closure and closure())
-    )
+    step = lambda self, closure=None: seen.append(closure and closure())  # noqa: E731
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
     turns = Counting()
     peers_ways.ways(settings)[name]([2, 8], turns)
     assert turns.rounds == settings.rounds + 1
@@ -87,18 +74,12 @@ def test_ways_take_turns_and_one_that_fails_is_left_out(peers, settings, monkeyp
 
 
 def test_rows(peers):
-    found = {
-        ("by hand", "2x16"): [1.0, 2.0, 4.0],
-        ("own", "2x16"): [2.0, 2.0, 5.0],
-        ("own, stacked", "2x16"): [1.0] * 3,
-    }
+    found = {("by hand", "2x16"): [1.0, 2.0, 4.0], ("own", "2x16"): [2.0, 2.0, 5.0]}
+    found["own, stacked", "2x16"] = [1.0] * 3
     rows = {row["way"]: row for row in peers.compare(found, clients=10)}
-    assert rows["by hand"] == {
-        **{"way": "by hand", "visits_2x16": 5.0, "ratio_2x16": 1.0, "low_2x16": 1.0, "high_2x16": 1.0},
-    }
-    assert rows["own"] == {
-        **{"way": "own", "visits_2x16": 5.0, "ratio_2x16": 0.8, "low_2x16": 0.5, "high_2x16": 1.0},
-    }
+    names = [f"{name}_2x16" for name in ("visits", "ratio", "low", "high")]
+    for way, values in (("by hand", (5.0, 1.0, 1.0, 1.0)), ("own", (5.0, 0.8, 0.5, 1.0))):
+        assert rows[way] == {"way": way, **dict(zip(names, values, strict=True))}
     assert rows["own, stacked"]["ratio_2x16"] == 2.0
     assert set(rows) == {"by hand", "own", "own, stacked"}  # no comparison with pfl, which was not measured
     lines = peers.table(list(rows.values()), ["2x16", "4x32"]).splitlines()
@@ -111,7 +92,6 @@ def test_a_given_model_is_trained_in_the_place_of_a_random_one(settings, peers, 
     from dataclasses import replace
 
     other = replace(settings, folder=str(tmp_path / "model"), hidden=8)
-    assert peers.make_model(other, Path(settings.folder), 1, tmp_path) == peers.make_model(
-        settings, None, 1, tmp_path
-    )
+    given = peers.make_model(other, Path(settings.folder), 1, tmp_path)
+    assert given == peers.make_model(settings, None, 1, tmp_path)
     assert (tmp_path / "model").is_symlink()

@@ -2,6 +2,8 @@
 
 import json
 
+from tiny_world import write_lines, write_rows
+
 from fedlight.recipes import recipe
 
 
@@ -29,9 +31,8 @@ def test_rows_of_all_conversations_and_pairs(benchmark, tmp_path, monkeypatch):
     rows = json.loads(file.read_text())["rows"]
     keys = [(row["conversation"], row["pairs"], row["method"], row["seed"]) for row in rows]
     sides = [(name, pairs) for name in ("one", "other") for pairs in ("contested", "all")]
-    assert keys == [
-        (*side, method, seed) for side in sides for method in ("FedBis", "data") for seed in (0, 1)
-    ]
+    methods = ("FedBis", "data")
+    assert keys == [(*side, method, seed) for side in sides for method in methods for seed in (0, 1)]
     assert [row["clients"] for row in rows if row["method"] == "data"] == [7] * 8
     assert "<svg" in (tmp_path / "figure.svg").read_text()
     name, output, overrides = asked[1]
@@ -50,10 +51,9 @@ def test_chosen_methods_beside_the_rules(benchmark, tmp_path, monkeypatch):
             (output / "seed3" / stage).mkdir(parents=True)
         (output / "seed3/opinions/done.json").write_text(json.dumps({"result": {"clients": 1}}))
         for side in ("train", "test"):
-            row = pair | {"jury_a": 0.25, "jury_b": 0.75}
-            (output / f"seed3/opinions/{side}.jsonl").write_text(json.dumps(row) + "\n")
-        head = "stage,client,own_accuracy,selector\n"
-        (output / "seed3/fedbis/clients.csv").write_text(f"{head}own,p,0.75,\n")
+            write_rows(output / f"seed3/opinions/{side}.jsonl", [pair | {"jury_a": 0.25, "jury_b": 0.75}])
+        head = "stage,client,own_accuracy,selector"
+        write_lines(output / "seed3/fedbis/clients.csv", head, "own,p,0.75,")
 
     monkeypatch.setattr(recipe, "run", run)
     rows = benchmark.run(tmp_path / "one", "contested", [3], tmp_path / "runs", [], ["FedBis"])

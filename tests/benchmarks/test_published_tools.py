@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from finished import finished
 from published import commands, record, rerun
 from published.claims import contradictions
 from published.compare import compare, deviation
@@ -29,10 +30,8 @@ TABLE = {
 
 
 def measurement(**changes) -> Measurement:
-    told = {
-        **{"name": "m", "section": "S", "command": "python benchmarks/wire.py", "rerun": "check"},
-        "rerun_seconds": 1,
-    }
+    told = {"name": "m", "section": "S", "command": "python benchmarks/wire.py", "rerun": "check"}
+    told |= {"rerun_seconds": 1}
     told |= {"key": ("task", "method"), "tables": {"one": TABLE}, "record": {**MADE, "rows": ROWS}}
     return Measurement(**{**told, **changes})
 
@@ -43,13 +42,11 @@ def published(*measurements: Measurement, **told) -> Published:
 
 def test_a_table_has_means_and_standard_deviations():
     text, found = table(published(measurement()), "one")
-    assert text.splitlines()[:4] == [
-        *("| who | score | mean |", "|---|---|---|", "| A | 0.60 ± 0.14 | 0.6 in 10 ms |", "| B | - | - |"),
-    ]
+    head, _, *lines = text.splitlines()[:4]
+    assert [head, *lines] == ["| who | score | mean |", "| A | 0.60 ± 0.14 | 0.6 in 10 ms |", "| B | - | - |"]
     assert [one.column for one in found] == ["score", "score", "ms"]
-    assert text.endswith(
-        "*`python benchmarks/wire.py`; seeds 0, 1; commit abc; 2026-01-02; x86_64 AMD AVX2; rerun by CI.*"
-    )
+    told = "seeds 0, 1; commit abc; 2026-01-02; x86_64 AMD AVX2; rerun by CI"
+    assert text.endswith(f"*`python benchmarks/wire.py`; {told}.*")
 
 
 def test_a_page_is_written_between_its_marks_alone():
@@ -128,13 +125,10 @@ def test_a_rerun_that_gives_the_same():
 def test_a_rerun_that_gives_another_figure():
     """0.5 is printed as 0.60 ± 0.14 over the seeds; half a unit of that is 0.005."""
     one = measurement()
-    found = compare(
-        one, figures(published(one), one), [{**row, "score": row["score"] + 0.006} for row in ROWS]
-    )
-    assert found.differences == [
-        "t, a, seed 0: score 0.5, now 0.506 (tolerance: exact)",
-        "t, a, seed 1: score 0.7, now 0.706 (tolerance: exact)",
-    ]
+    rows = [{**row, "score": row["score"] + 0.006} for row in ROWS]
+    first, second = compare(one, figures(published(one), one), rows).differences
+    assert first == "t, a, seed 0: score 0.5, now 0.506 (tolerance: exact)"
+    assert second == "t, a, seed 1: score 0.7, now 0.706 (tolerance: exact)"
 
 
 def test_rows_that_are_missing_or_new():
@@ -143,16 +137,13 @@ def test_rows_that_are_missing_or_new():
     assert compare(one, own, ROWS[1:]).differences == ["t, a, seed 0: the rerun has no such row"]
     assert compare(one, own, [*ROWS, {**ROWS[0], "seed": 9}]).differences == ["t, a, seed 9: not recorded"]
     smaller = measurement(rerun_command="python benchmarks/wire.py --layers 1", rerun_figures=2)
-    found = compare(smaller, own, ROWS[:1])
-    assert (found.compared, found.partly, found.differences) == (2, 1, [])
-    found = compare(smaller, own, ROWS[:2])
-    assert (found.compared, found.partly, found.differences) == (2, 0, [])
-    assert compare(smaller, own, [ROWS[1]]).differences == [
-        "the rerun gives 1 of the published figures; rerun_figures=2 were expected"
-    ]
-    assert compare(smaller, own, [ROWS[2]]).differences == [
-        "the rerun gives 0 of the published figures; rerun_figures=2 were expected"
-    ]
+    for partly in (1, 0):
+        found = compare(smaller, own, ROWS[: 2 - partly])
+        assert (found.compared, found.partly, found.differences) == (2, partly, [])
+    for figures_given in (1, 0):
+        (difference,) = compare(smaller, own, [ROWS[2 - figures_given]]).differences
+        told = f"the rerun gives {figures_given} of the published figures; rerun_figures=2 were expected"
+        assert difference == told
 
 
 def test_a_smaller_command_may_give_some_columns_of_a_row():
@@ -262,9 +253,8 @@ def test_on_another_machine_what_is_exact_is_skipped(made_up, tmp_path, monkeypa
 
 
 def test_commands():
-    assert commands.arguments("fedlight run demo --seeds 0", "/x")[1:] == [
-        *("-m", "fedlight", "run", "demo", "--seeds", "0", "--output", "/x"),
-    ]
+    words = "-m fedlight run demo --seeds 0 --output /x".split()  # noqa: SIM905
+    assert commands.arguments("fedlight run demo --seeds 0", "/x")[1:] == words
     with pytest.raises(ValueError, match="can not be rerun"):
         commands.arguments("python benchmarks/nothing.py", "/x")
 
@@ -275,9 +265,8 @@ def test_a_record_of_a_finished_run(tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
     (tmp_path / "run").mkdir()
     rows = [{"method": "a", "seed": 0, "scores": {"x": 0.125}}]
-    (tmp_path / "run/results.json").write_text(
-        json.dumps({"rows": rows, "seconds": 7.5, "versions": {"torch": "1"}})
-    )
+    results = {"rows": rows, "seconds": 7.5, "versions": {"torch": "1"}}
+    (tmp_path / "run/results.json").write_text(json.dumps(results))
     file = record.record(published(measurement()), "m", tmp_path / "run", "abc1234")
     found = json.loads(file.read_text())
     assert found["rows"] == [{"method": "a", "seed": 0, "scores/x": 0.125}]
@@ -302,7 +291,7 @@ def test_numbers_of_the_prose():
         ('rerun = "check"', "needs `rerun_seconds`"),
         ('rerun = "check"\nrerun_seconds = 1\nrerun_command = "d"', "needs `rerun_figures`"),
         (
-            'rerun = "check"\nrerun_seconds = 1\nrerun_command = "d {shared}/x"\nrerun_figures = 1',
+            'rerun = "check"\nrerun_seconds = 1\nrerun_command = "{shared}"\nrerun_figures = 1',
             "needs `needs`",
         ),
         ('rerun = "no"\nwhy = "x"\ncolour = "red"', "unexpected keyword argument 'colour'"),
@@ -325,9 +314,7 @@ def test_a_record_of_nothing_is_refused(tmp_path):
 def test_rows_over_seeds_are_those_of_the_seeds_of_the_run(tmp_path):
     one = measurement(key=("method",), over_seeds={"matched": "pair"})
     for seeds, gain in (("0_1", 0.5), ("0_1_2", 0.25)):
-        (tmp_path / f"seeds_{seeds}/matched").mkdir(parents=True)
-        done = {"result": {"rows": [{"pair": "a, b", "difference": gain}]}}
-        (tmp_path / f"seeds_{seeds}/matched/done.json").write_text(json.dumps(done))
+        finished(tmp_path / f"seeds_{seeds}/matched", [{"pair": "a, b", "difference": gain}])
     rows = [{"method": "a", "seed": seed, "score": 0.5} for seed in (0, 1)]
     (tmp_path / "results.json").write_text(json.dumps({"rows": rows}))
     found = commands.read_rows(one, tmp_path)
@@ -342,9 +329,7 @@ def test_metrics_of_stages_are_rows_too(tmp_path):
     """Of a run whose table was not made, and beside the rows of one whose table was."""
     one = measurement(key=("method",), stages={"first": {"method": "a", "score": "score/domain"}})
     for seed, score in enumerate([0.25, 0.5]):
-        (tmp_path / f"seed{seed}/first").mkdir(parents=True)
-        done = {"result": {"metrics": {"score/domain": score, "loss": 1.0}}}
-        (tmp_path / f"seed{seed}/first/done.json").write_text(json.dumps(done))
+        finished(tmp_path / f"seed{seed}/first", **{"score/domain": score, "loss": 1.0})
     (tmp_path / "results.json").write_text('{"rows": []}')
     wanted = [{"method": "a", "seed": 0, "score": 0.25}, {"method": "a", "seed": 1, "score": 0.5}]
     assert commands.read_rows(one, tmp_path) == wanted
@@ -353,19 +338,17 @@ def test_metrics_of_stages_are_rows_too(tmp_path):
     (tmp_path / "seed1/first/table.csv").write_text("round,rouge\n3,0.5\n6,\n")
     tabled = measurement(key=("method", "stage", "round"), csv=("*/table.csv",))
     (tmp_path / "results.json").write_text('{"rows": [{"seed": 0, "of another": 1.0}]}')
-    assert commands.read_rows(tabled, tmp_path) == [
-        {"round": 3.0, "rouge": 0.5, "stage": "first", "seed": 1},
-        {"round": 6.0, "stage": "first", "seed": 1},
-    ]
+    third, sixth = {"round": 3.0, "rouge": 0.5}, {"round": 6.0}
+    stage = {"stage": "first", "seed": 1}
+    assert commands.read_rows(tabled, tmp_path) == [third | stage, sixth | stage]
     with pytest.raises(ValueError, match="no metric 'accuracy'; it has score/domain, loss"):
         commands.read_rows(measurement(key=("method",), stages={"first": {"score": "accuracy"}}), tmp_path)
 
 
 def test_the_class_of_a_machine_names_family_and_model_of_its_processor(tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(
-        "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\n" * 2
-    )
+    amd = "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\n"
+    cpuinfo.write_text(amd * 2)
     assert (vendor(cpuinfo), family(cpuinfo)) == ("AMD", "26.2")
     cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
     assert (vendor(cpuinfo), family(cpuinfo)) == ("", "")
@@ -410,10 +393,8 @@ def test_a_recorded_difference_that_its_seeds_do_not_give_is_found():
         for method, scores in (("FedDCA", [0.5, 0.5]), ("none", [0.6, 0.8]))
         for seed, score in enumerate(scores)
     ]
-    told = {
-        **{"method": "differences: none", "FedAvg": 0.2, "FedAvg low": -1.0706204736},
-        "FedAvg high": 1.4706204736,
-    }
+    ends = {"FedAvg low": -1.0706204736, "FedAvg high": 1.4706204736}
+    told = {"method": "differences: none", "FedAvg": 0.2, **ends}
 
     def faults(row):
         command, over_seeds = "fedlight run feddca_seeds", {"differences": "method"}

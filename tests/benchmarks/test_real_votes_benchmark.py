@@ -26,11 +26,15 @@ def test_examples_of_the_docstrings(benchmark):
     assert found.failed == 0
 
 
-def test_four_folds_hold_out_every_debate_once(benchmark):
-    folds = [benchmark.held_out(DEBATES, fold) for fold in range(4)]
+@pytest.mark.parametrize(("number", "sizes"), [(4, [3, 3, 3, 3]), (5, [3, 3, 2, 2, 2])])
+def test_folds_hold_out_every_debate_once(benchmark, number, sizes):
+    folds = [benchmark.held_out(DEBATES, fold, number) for fold in range(number)]
+    assert [len(fold) for fold in folds] == sizes
     assert sorted(debate for fold in folds for debate in fold) == sorted(DEBATES)
-    with pytest.raises(ValueError, match="12 debates make 4 folds"):
-        benchmark.held_out(DEBATES, 4)
+    assert folds[0] == benchmark.held_out(DEBATES, 0)  # which the configs hold out
+    for fold, folds_asked in ((4, 4), (0, 13)):
+        with pytest.raises(ValueError, match=f"12 debates make {folds_asked} folds"):
+            benchmark.held_out(DEBATES, fold, folds_asked)
 
 
 @pytest.mark.parametrize("name", ["ukpconvarg", "ukpconvarg_choice"])
@@ -57,15 +61,6 @@ def test_sample_keeps_the_order_and_is_always_the_same(benchmark):
     assert [pair["n"] for pair in few] == sorted(pair["n"] for pair in few)
 
 
-def test_five_folds_hold_out_every_debate_once(benchmark):
-    folds = [benchmark.held_out(DEBATES, fold, 5) for fold in range(5)]
-    assert [len(fold) for fold in folds] == [3, 3, 2, 2, 2]
-    assert sorted(debate for fold in folds for debate in fold) == sorted(DEBATES)
-    assert folds[0] == benchmark.held_out(DEBATES, 0)  # which the configs hold out
-    with pytest.raises(ValueError, match="12 debates make 13 folds"):
-        benchmark.held_out(DEBATES, 0, 13)
-
-
 def pair(name, a, b, choice, **more):
     return {"pair_id": name, "prompt": "p", "response_a": a, "response_b": b, "choice": choice, **more}
 
@@ -75,7 +70,7 @@ def test_rules_and_agreement_on_the_tested_pairs(benchmark):
     votes = [
         *(
             pair("one", "short", "a long one", choice, worker=w)
-            for w, choice in (("u", "b"), ("v", "b"), ("w", "a"))
+            for w, choice in zip("uvw", "bba", strict=True)
         ),
         pair("two", "x", "y", "a", worker="u"),
         pair("two", "x", "y", "tie", worker="v"),
@@ -129,24 +124,15 @@ def test_rows_over_folds_and_seeds(benchmark):
 def test_rows_where_folds_and_seeds_are_missing(benchmark):
     """FedBis has both folds of seed 0 and one of seed 1, pooled training one of seed 0 alone."""
     fold = [{"p0": "a", "p1": "b"}, {"p2": "c"}]
-    right = {
-        (0, 0): {"FedBis": [1, 0], "pooled votes": [0, 0]},
-        (1, 0): {"FedBis": [1]},
-        (0, 1): {"FedBis": [0, 1]},
-        (1, 1): {},
-    }
+    right = {(0, 0): {"FedBis": [1, 0], "pooled votes": [0, 0]}, (1, 0): {"FedBis": [1]}}
+    right |= {(0, 1): {"FedBis": [0, 1]}, (1, 1): {}}
     runs = [
         {
             "seed": seed,
             "rows": [{"method": method, "seed": seed, "one_order": 0.5} for method in of],
             "debates": fold[number],
-            "right": {
-                benchmark.LONGER: dict.fromkeys(fold[number], 0.5),
-                **{
-                    method: dict(zip(fold[number], map(float, own), strict=True))
-                    for method, own in of.items()
-                },
-            },
+            "right": {benchmark.LONGER: dict.fromkeys(fold[number], 0.5)}
+            | {method: dict(zip(fold[number], map(float, own), strict=True)) for method, own in of.items()},
         }
         for (number, seed), of in right.items()
     ]
@@ -174,7 +160,10 @@ def test_finished_methods_are_kept_and_other_settings_refused(benchmark, tmp_pat
     monkeypatch.setattr(benchmark, "train_and_test", training)
     command = ["real_votes", f"--votes={tmp_path / 'votes.jsonl'}", f"--gold={tmp_path / 'gold.jsonl'}"]
     command += [
-        *(f"--folder={tmp_path / 'runs'}", f"--json={tmp_path / 'rows.json'}", "--workers=2", "--folds=3"),
+        f"--folder={tmp_path / 'runs'}",
+        f"--json={tmp_path / 'rows.json'}",
+        "--workers=2",
+        "--folds=3",
     ]
     for folds, expected in ((["0"], 4), (["0", "1", "2"], 12), (["0", "1", "2"], 12)):
         monkeypatch.setattr("sys.argv", [*command, "--fold", *folds, "--seed=4"])
@@ -195,9 +184,7 @@ def test_finished_methods_are_kept_and_other_settings_refused(benchmark, tmp_pat
     monkeypatch.setattr("sys.argv", [*command, "--rounds=3"])
     benchmark.main()  # seed 0 is another folder
     monkeypatch.setattr("sys.argv", [*command, "--rounds=3", "--seed=4"])
-    with pytest.raises(
-        ValueError, match=r"fold0_seed4/results\.json was made with other settings: give another"
-    ):
+    with pytest.raises(ValueError, match=r"fold0_seed4/results\.json was made with other settings: give"):
         benchmark.main()
 
 

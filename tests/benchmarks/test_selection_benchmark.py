@@ -13,10 +13,8 @@ def test_growth(benchmark):
 
 def test_rows(benchmark, tmp_path, capsys):
     file = tmp_path / "rows.json"
-    arguments = [
-        *("--clients", "10", "100", "200", "--paper_limit", "100", "--dimension", "8", "--centers", "4"),
-    ]
-    benchmark.main([*arguments, "--json", str(file)])
+    sizes = ["--clients", "10", "100", "200", "--paper_limit", "100", "--dimension", "8", "--centers", "4"]
+    benchmark.main([*sizes, "--json", str(file)])
     written = json.loads(file.read_text())
     *rows, growth = written["rows"]
     assert [(row["clients"], row["same"]) for row in rows] == [(10, 1.0), (100, 1.0), (200, None)]

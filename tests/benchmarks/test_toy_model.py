@@ -40,20 +40,17 @@ def test_folder_is_small_and_safe() -> None:
     assert not [name for name in files if name.endswith((".bin", ".pt", ".pkl"))]
 
 
-def test_weights_are_fp32(model: "PreTrainedModel") -> None:
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-
-
-def test_special_tokens_are_distinct(tokenizer: "PreTrainedTokenizerFast", model: "PreTrainedModel") -> None:
+def test_special_tokens_are_distinct_and_weights_fp32(
+    tokenizer: "PreTrainedTokenizerFast", model: "PreTrainedModel"
+) -> None:
     ids = [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id]
     assert len(set(ids)) == 4
     assert model.config.eos_token_id == tokenizer.eos_token_id
     assert model.config.vocab_size == len(tokenizer)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_the_world_has_no_unknown_word_and_survives_the_round_trip(
-    tokenizer: "PreTrainedTokenizerFast",
-) -> None:
+def test_the_world_has_no_unknown_word_and_survives_the_round_trip(tokenizer) -> None:
     rng = random.Random(0)
     for text in [draw(rng) for draw in (summary_text, check_text, pair_text) for _ in range(40)]:
         assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
@@ -61,9 +58,8 @@ def test_the_world_has_no_unknown_word_and_survives_the_round_trip(
 
 
 def test_choice_tokens_follow_the_colon(tokenizer: "PreTrainedTokenizerFast") -> None:
-    template = CHOICE_TEMPLATE.format(
-        prompt=POST, response_a="anna bakes bread .", response_b="ben reads maps ."
-    )
+    answers_given = {"response_a": "anna bakes bread .", "response_b": "ben reads maps ."}
+    template = CHOICE_TEMPLATE.format(prompt=POST, **answers_given)
     assert template.endswith("YOUR CHOICE:")
     colon = tokenizer(":")["input_ids"]
     with_a, with_b = tokenizer(template + " A")["input_ids"], tokenizer(template + " B")["input_ids"]
@@ -85,9 +81,8 @@ def test_the_tokenizer_in_the_folder_is_the_one_of_the_script(tokenizer: "PreTra
 
 
 def test_labels_of_pretraining(tokenizer: "PreTrainedTokenizerFast") -> None:
-    single = (
-        GENERATION_TEMPLATE.format(prompt=POST).replace("SUMMARY", "CHECK") + " anna bakes bread right . </s>"
-    )
+    single = GENERATION_TEMPLATE.format(prompt=POST).replace("SUMMARY", "CHECK")
+    single += " anna bakes bread right . </s>"
     question = (
         "A : ben reads maps .\nB : anna bakes pies wrong .\nwhich is longer ?\nYOUR CHOICE: B\nA covers 1"
     )
@@ -96,10 +91,8 @@ def test_labels_of_pretraining(tokenizer: "PreTrainedTokenizerFast") -> None:
     def learned(labels: torch.Tensor) -> str:
         return tokenizer.decode(labels[labels != -100])
 
-    assert [learned(labels) for labels in batch.written] == [
-        "anna bakes bread . </s>",
-        "ben reads maps . B : anna bakes pies .",
-    ]
+    written = ["anna bakes bread . </s>", "ben reads maps . B : anna bakes pies ."]
+    assert [learned(labels) for labels in batch.written] == written
     assert [learned(labels) for labels in batch.answered] == ["", "B"]
     assert [learned(labels) for labels in batch.judged] == ["right", "wrong 1"]
 
@@ -109,9 +102,8 @@ def test_heads_start_where_they_should() -> None:
     tokenizer = make_tokenizer()
     untrained = make_model(tokenizer, derive_seed(0, "toy", "first weights")).eval()
     untrained.set_attn_implementation("eager")
-    ids = tokenizer(f"POST : {POST} A : anna bakes pies . B : ben reads maps .", return_tensors="pt")[
-        "input_ids"
-    ]
+    text = f"POST : {POST} A : anna bakes pies . B : ben reads maps ."
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         previous_word, last_marker = untrained(input_ids=ids, output_attentions=True).attentions[0][0, :2]
     assert previous_word.argmax(-1).tolist() == [0, *range(ids.shape[1] - 1)]

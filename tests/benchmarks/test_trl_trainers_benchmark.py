@@ -5,21 +5,9 @@ import math
 
 import pytest
 import torch
+from turns import Counting
 
 TASKS = ("sft", "reward", "dpo", "dpo, cached")
-
-
-class Counting:
-    """Turns that nobody waits for."""
-
-    rounds = 0
-    stopped = 0
-
-    def next_round(self):
-        self.rounds += 1
-
-    def stop(self):
-        self.stopped += 1
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +27,8 @@ def test_fedlight_trains_all_rounds_and_notes_its_losses(settings, task, monkeyp
     from fedlight import DPOModule
 
     passes, turns, reference = [], Counting(), DPOModule.reference_pass
-    monkeypatch.setattr(
-        DPOModule, "reference_pass", lambda self, batch: passes.append(1) or reference(self, batch)
-    )
+    counted = lambda self, batch: passes.append(1) or reference(self, batch)  # noqa: E731
+    monkeypatch.setattr(DPOModule, "reference_pass", counted)
     trl_trainers.train_own(task, settings, [2, 8], turns)
     assert (turns.rounds, turns.stopped) == (2, 1)
     first, second = json.loads(trl_trainers.loss_file(settings, f"fedlight: {task}", "2x8").read_text())

@@ -6,9 +6,8 @@ import pytest
 
 
 def test_bytes_of_the_selectors_adapter(benchmark, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        benchmark, "WIRES", {name: benchmark.WIRES[name] for name in ("fp32", "fp16", "NF4, and int8 down")}
-    )
+    wires = {name: benchmark.WIRES[name] for name in ("fp32", "fp16", "NF4, and int8 down")}
+    monkeypatch.setattr(benchmark, "WIRES", wires)
     benchmark.main(["--json", str(tmp_path / "rows.json")])
     whole, half, both = json.loads((tmp_path / "rows.json").read_text())["rows"]
     header = 20_000  # bytes at most: names and places of the tensors

@@ -48,19 +48,13 @@ def test_it_is_set_before_torch_is_imported(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     code = "from fedlight.cli.main import main; main(['--version', '--threads', '1']); import torch; "
     code += "print(torch.get_num_threads())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[2],
-    )
+    place = {"cwd": Path(__file__).parents[2], "check": True}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **place)
     assert done.stdout.split()[-1] == "1"
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--threads"], ["--threads", "0"], ["--threads=two"], ["--threads=-1"]],
+    "arguments", [["--threads"], ["--threads", "0"], ["--threads=two"], ["--threads=-1"]]
 )
 def test_no_number_of_threads(arguments):
     assert "--threads" in refused(fedlight("fit", *arguments))

@@ -59,9 +59,8 @@ def test_validation_comes_before_the_epochs_end_and_the_checkpoint_after_it(tmp_
     hooks: list[str] = []
     options = {"enable_checkpointing": True, "num_sanity_val_steps": 0}
     fit(Validated(hooks), callbacks=[Recorder(hooks), ModelCheckpoint(tmp_path)], **options)
-    assert hooks[-4:] == [
-        *("on_train_batch_end", "validation_step", "on_train_epoch_end", "callback.state_dict"),
-    ]
+    last = ["on_train_batch_end", "validation_step", "on_train_epoch_end", "callback.state_dict"]
+    assert hooks[-4:] == last
 
 
 def test_order_from_setup_to_the_end_of_the_first_batch():
@@ -93,9 +92,8 @@ def test_accumulation_counts_batches_per_epoch():
     """Hence a visit is a multiple of ``accumulate_grad_batches``: the window of batches 2 and 3 is one step."""
     hooks: list[str] = []
     fit(Model(), 5, [Recorder(hooks)], accumulate_grad_batches=2)
-    steps_after = [
-        hooks[:i].count("on_train_batch_start") for i, h in enumerate(hooks) if h.endswith("optimizer_step")
-    ]
+    steps = [i for i, hook in enumerate(hooks) if hook.endswith("optimizer_step")]
+    steps_after = [hooks[:i].count("on_train_batch_start") for i in steps]
     assert steps_after == [2, 4, 5]
 
 
@@ -223,9 +221,8 @@ def test_an_epoch_is_counted_as_ready_before_its_first_hook_and_can_be_counted_b
     fit(Model(), 2, [Saves()], max_epochs=2)
     checkpoint = torch.load(tmp_path / "1.ckpt", weights_only=True)
     progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]
-    assert (
-        progress["total"] == progress["current"] == {"ready": 2, "started": 1, "processed": 1, "completed": 1}
-    )
+    counts = {"ready": 2, "started": 1, "processed": 1, "completed": 1}
+    assert progress["total"] == progress["current"] == counts
     for each in progress.values():
         each["ready"] -= 1
     torch.save(checkpoint, tmp_path / "1.ckpt")

@@ -49,10 +49,8 @@ def test_methods_tell_how_hard_prompts_are():
     """All write more where it is easy: alone, that looks like a taste for length; the others' verdicts tell it apart."""
     stream = np.random.default_rng(7)
     hardness = 1.5 * stream.standard_normal(600)
-    worlds = {
-        index: judged(stream, 0.5, 1.5, hardness, False, mean_longer=100 * (hardness + 0.5))
-        for index in range(6)
-    }
+    longer = 100 * (hardness + 0.5)
+    worlds = {index: judged(stream, 0.5, 1.5, hardness, False, mean_longer=longer) for index in range(6)}
     together = rates_at_equal_length({index: compared for index, (compared, _) in worlds.items()})
     for index, (compared, truth) in worlds.items():
         alone = rates_at_equal_length({index: compared})[index].corrected

@@ -29,9 +29,8 @@ def test_each_step_is_clipped_to_the_median_of_the_visits_steps_so_far():
     class Norms(ClipToMedian):
         def before_step(self, run, group, optimizer):
             super().before_step(run, group, optimizer)
-            gradients = [
-                p.grad for one in optimizer.param_groups for p in one["params"] if p.grad is not None
-            ]
+            trained = [p for one in optimizer.param_groups for p in one["params"]]
+            gradients = [p.grad for p in trained if p.grad is not None]
             made.append((len(self.norms), self.norms[-1], torch.nn.utils.get_total_norm(gradients).item()))
 
     watch = Watch()

@@ -20,9 +20,8 @@ def test_lists_of_texts_become_an_adapter_of_both_clients(tmp_path, monkeypatch)
     assert {client: each.num_examples for client, each in loop.clients.items()} == {"ann": 1, "ben": 1}
     assert data.client_rows["ann"][0].keys() == {"instruction", "input", "response"}
     assert loop.rounds_done == 3
-    moved = [
-        value for name, value in load_file("my_adapter/adapter_model.safetensors").items() if "lora_B" in name
-    ]
+    weights = load_file("my_adapter/adapter_model.safetensors")
+    moved = [value for name, value in weights.items() if "lora_B" in name]
     assert moved
     assert all(value.any() for value in moved)  # LoRA's B starts at 0
 

@@ -31,16 +31,9 @@ def seeds_stay(monkeypatch):
 
 
 def trainer(folder, rounds, callbacks):
-    return L.Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        default_root_dir=folder,
-        logger=False,
-        log_every_n_steps=1,
-        enable_model_summary=False,
-        enable_progress_bar=True,
-        callbacks=callbacks,
-    )
+    quiet = {"logger": False, "log_every_n_steps": 1, "enable_model_summary": False}
+    place = {"accelerator": "cpu", "default_root_dir": folder}
+    return L.Trainer(max_epochs=rounds, callbacks=callbacks, enable_progress_bar=True, **place, **quiet)
 
 
 def fitted(scripts, folder, rounds, ckpt_path=None):
@@ -89,14 +82,12 @@ def test_data_that_cannot_be_shared_out_is_refused(scripts, tmp_path):
         def __iter__(self):
             return iter(torch.zeros(4, 5, dtype=torch.long))
 
-    endless = torch.utils.data.DataLoader(Endless(), batch_size=2)
-    with pytest.raises(
-        ValueError,
-        match=r"iterable data set Endless, whose examples have no positions .*: give the trainer a DataLoader",
-    ):
-        trainer(tmp_path, 1, federated.federation()).fit(
-            characters.CharacterModel(), endless, characters.val_loader
-        )
+    endless, run = (
+        torch.utils.data.DataLoader(Endless(), batch_size=2),
+        trainer(tmp_path, 1, federated.federation()),
+    )
+    with pytest.raises(ValueError, match="iterable data set Endless, whose examples have no positions"):
+        run.fit(characters.CharacterModel(), endless, characters.val_loader)
 
 
 def test_few_lines_are_added_and_the_script_does_not_know():

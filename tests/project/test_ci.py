@@ -24,12 +24,12 @@ def test_tests_on_real_data_run_where_it_is(tmp_path, is_there):
         shared.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "FEDLIGHT_SHARED"}
     environment["PATH"] = f"{programs}:{environment['PATH']}"
-    done = subprocess.run(
-        [checkout / ".ci/run"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    place = {"env": environment, "cwd": tmp_path}
+    done = subprocess.run([checkout / ".ci/run"], **place, capture_output=True, text=True, check=True)
     value = str(shared) if is_there else "unset"
-    assert done.stderr.splitlines() == [
+    calls = [
         f"{programs}/make {targets} {value}"
         for targets in ("-j2 --output-sync=target check figures", "test-all")
     ]
+    assert done.stderr.splitlines() == calls
     assert ("so tests on real data are skipped" in done.stdout) is not is_there

@@ -4,6 +4,7 @@ import re
 from inspect import signature
 
 import pytest
+from recipe_runs import stages_of
 
 from fedlight.conf import path
 from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, find_object
@@ -38,7 +39,7 @@ def test_a_recipe_function_has_few_arguments():
     ],
 )
 def test_an_argument_beside_the_one_that_has_it_is_refused_with_its_place(name, beside, place, tmp_path):
-    stages = {stage.name: stage for stage in recipes.stages(recipes.load(name), tmp_path, 0)}
+    stages = stages_of(name, tmp_path)
     (stage,) = [stages[known] for known in ("opinions", "clients", "shots") if known in stages]
     stage.arguments[beside] = 1
     with pytest.raises(ValueError, match=rf"'{beside}'; did you mean '{place}'\?; see its docstring"):
@@ -46,15 +47,10 @@ def test_an_argument_beside_the_one_that_has_it_is_refused_with_its_place(name, 
 
 
 def test_so_is_a_value_of_a_recipe():
-    with pytest.raises(
-        ValueError, match=r"the recipe polis has no value 'max_test'; did you mean 'bounds\.max"
-    ):
+    with pytest.raises(ValueError, match=r"polis has no value 'max_test'; did you mean 'bounds\.max"):
         recipes.load("polis", ["max_test=3"])
 
 
 def test_nested_arguments_are_checked_before_the_first_stage(tmp_path):
     with pytest.raises(ValueError, match=r"jury\.share=2 must lie between 0 and 1"):
-        recipe = recipes.load("polis", ["jury.share=2"])
-        next(
-            stage for stage in recipes.stages(recipe, tmp_path, 0) if stage.name == "opinions"
-        ).call_arguments()
+        stages_of("polis", tmp_path, "jury.share=2")["opinions"].call_arguments()

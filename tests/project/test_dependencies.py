@@ -19,15 +19,12 @@ IMPORT_NAMES = {
     "scikit-learn": "sklearn",
     "sentence-transformers": "sentence_transformers",
 }
-EXTRAS = (
-    *("privacy", "hnsw", "chat", "onnx", "executorch", "flower"),
-)  # what the package imports only where it is asked for
-NOT_IN_DEV = (
-    *("hnsw", "flower", "executorch"),
-)  # one is compiled, the others are large or pin much: their tests are skipped without them
-TOOLS = {
-    *("mypy", "pre-commit", "pytest-cov", "pytest-xdist", "ruff"),
-}  # started by the Makefile, imported by nobody
+# What the package imports only where it is asked for.
+EXTRAS = ("privacy", "hnsw", "chat", "onnx", "executorch", "flower")
+# One is compiled, the others are large or pin much: their tests are skipped without them.
+NOT_IN_DEV = ("hnsw", "flower", "executorch")
+# Started by the Makefile, imported by nobody.
+TOOLS = {"mypy", "pre-commit", "pytest-cov", "pytest-xdist", "ruff"}
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -45,11 +42,8 @@ def imports(*folders: str) -> set[str]:
             elif isinstance(node, ast.ImportFrom):
                 found.add((node.module or "").split(".")[0])
     # What tests or benchmarks share, and what an example imports of itself, standing in its own folder.
-    beside = [
-        path
-        for folder in ("tests/support", "tests/conformance", "examples", "benchmarks")
-        for path in (ROOT / folder).rglob("*.py")
-    ]
+    rooms = ("tests/support", "tests/conformance", "examples", "benchmarks")
+    beside = [path for folder in rooms for path in (ROOT / folder).rglob("*.py")]
     own = {name for path in beside for name in (path.stem, path.parent.name)}
     return found - set(sys.stdlib_module_names) - own - {"fedlight", "examples"}
 
@@ -96,14 +90,11 @@ def test_so_do_tests_examples_and_documentation():
 
 def test_every_requirement_has_a_lower_bound_below_its_pin():
     pattern = r"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)(?:,<([\d.]+))?"
-    pins = dict(
-        line.lower().replace("_", "-").split("==")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if "==" in line and not line.startswith("#")
-    )
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = [line for line in lines if "==" in line and not line.startswith("#")]
+    pins = dict(line.lower().replace("_", "-").split("==") for line in pinned)
     for requirement in {*PROJECT["dependencies"], *chain(*OPTIONAL.values())}:
         name, *bounds = re.fullmatch(pattern, requirement).groups("9999")
-        least, pin, above = (
-            tuple(map(int, version.split("."))) for version in (bounds[0], pins[name], bounds[1])
-        )
+        versions = (bounds[0], pins[name], bounds[1])
+        least, pin, above = (tuple(map(int, version.split("."))) for version in versions)
         assert least <= pin < above, requirement

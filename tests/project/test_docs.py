@@ -81,9 +81,8 @@ def test_the_build_refuses_a_verdict_that_its_intervals_contradict(docs_hook, mo
     docs_hook.on_pre_build(None)
     from published import claims
 
-    monkeypatch.setattr(
-        claims, "contradictions", lambda table: iter(["A is better: **holds** needs an interval"])
-    )
+    fault = "A is better: **holds** needs an interval"
+    monkeypatch.setattr(claims, "contradictions", lambda table: iter([fault]))
     with pytest.raises(docs_hook.NotAsRecorded, match="table claims: A is better"):
         docs_hook.on_pre_build(None)
 
@@ -105,15 +104,10 @@ def test_a_quoted_function_has_its_lines_and_no_docstring():
 
 
 def test_a_quoted_method_keeps_its_decorators_and_loses_inner_docstrings():
-    lines = [
-        *("class A:", "    @property", "    def b(self):", '        """Says."""', "        def c():"),
-        *("            'Inner.'", "            return 1", "        return c"),
-    ]
-    source = "\n".join(lines)
-    assert (
-        hook("quotes").code(source, "A.b")
-        == "@property\ndef b(self):\n    def c():\n        return 1\n    return c"
-    )
+    head, inner = 'class A:\n    @property\n    def b(self):\n        """Says."""\n', "            'Inner.'\n"
+    source = f"{head}        def c():\n{inner}            return 1\n        return c"
+    left = "@property\ndef b(self):\n    def c():\n        return 1\n    return c"
+    assert hook("quotes").code(source, "A.b") == left
 
 
 @pytest.mark.parametrize("name", ["choice_losses", "A.b"])
@@ -150,18 +144,16 @@ def test_equations_become_mathml_without_leftovers():
 
 
 def test_links_to_files_lead_to_their_pages():
-    turned = hook("sources").on_page_markdown(
-        "[a](../../fedlight/cli/main.py) [b](../results.md)", page("papers/feddca.md")
-    )
+    links = "[a](../../fedlight/cli/main.py) [b](../results.md)"
+    turned = hook("sources").on_page_markdown(links, page("papers/feddca.md"))
     assert turned == "[a](../source/fedlight/cli/main.py.md) [b](../results.md)"
 
 
 def test_every_page_is_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     listed = re.findall(r"([\w/]+\.md)", text)
-    assert sorted(listed) == sorted(
-        [*(str(path.relative_to(DOCS)) for path in PAGES), "CHANGELOG.md", "CONTRIBUTING.md"]
-    )
+    pages = [str(path.relative_to(DOCS)) for path in PAGES]
+    assert sorted(listed) == sorted([*pages, "CHANGELOG.md", "CONTRIBUTING.md"])
 
 
 def test_every_public_name_is_in_the_reference_once():
@@ -178,10 +170,8 @@ def test_every_public_name_is_in_the_reference_once():
 
 def test_every_room_is_in_the_reference():
     text = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
-    referred = {
-        (DOCS / "reference" / path).resolve()
-        for path in re.findall(r"^\[reference: .*\]\((.*)\)$", text, re.MULTILINE)
-    }
+    paths = re.findall(r"^\[reference: .*\]\((.*)\)$", text, re.MULTILINE)
+    referred = {(DOCS / "reference" / path).resolve() for path in paths}
     folders = {
         path.parent
         for place in ("fedlight", "modules", "datamodules", "callbacks")

@@ -13,14 +13,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LIMIT = 0.01
 DONE = (
+    *("agents", "architecture", "conformance", "deployment", "devices", "export", "from_torch", "from_trl"),
     *(
-        *("agents", "architecture", "conformance", "deployment", "devices", "export", "from_torch"),
-        *("from_trl", "index", "judges"),
+        "index",
+        "judges",
+        "map",
+        "notebooks",
+        "own_algorithm",
+        "own_data",
+        "own_module",
+        "privacy",
+        "processes",
     ),
-    *(
-        *("map", "notebooks", "own_algorithm", "own_data", "own_module", "privacy", "processes"),
-        *("quickstart", "real_votes"),
-    ),
+    *("quickstart", "real_votes"),
     *("recipes", "reports", "reproduction", "side_by_side", "stability", "threats", "watching"),
     *("papers/coverage", "papers/fedbiscuit", "papers/feddca", "papers/fewfedpit"),
     *("../README", "../CONTRIBUTING", "../SECURITY", "../CHANGELOG"),

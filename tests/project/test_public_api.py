@@ -89,23 +89,17 @@ def test_no_name_is_in_both_tables():
 
 def test_type_checkers_see_the_same_names_in_the_same_files():
     tree = ast.parse(inspect.getsource(fedlight))
-    blocks = [
-        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
-    imports = [node for block in blocks for node in block.body]
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    checked = [block for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING"]
+    imports = [node for block in checked for node in block.body]
     seen = {alias.asname: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
     assert seen == {name: f"fedlight.{file}.{name}" for name, file in fedlight._FILES.items()}
 
 
 def test_import_fedlight_loads_nothing_heavy_and_a_name_its_file_alone():
-    code = (
-        "import sys, fedlight\n"
-        "before = set(sys.modules)\n"
-        "assert {'FedAvg', 'FederatedLoop'} <= set(dir(fedlight))\n"
-        "fedlight.derive_seed\n"
-        "print(*before)\n"
-        "print(*(set(sys.modules) - before))\n"
-    )
+    code = "import sys, fedlight; before = set(sys.modules)\n"
+    code += "assert {'FedAvg', 'FederatedLoop'} <= set(dir(fedlight)); fedlight.derive_seed\n"
+    code += "print(*before); print(*(set(sys.modules) - before))"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     at_first, with_a_name = (set(line.split()) for line in printed.splitlines())
     assert at_first & HEAVY == set()
@@ -148,18 +142,15 @@ def test_a_config_is_told_the_name_to_write(name):
     }
     line = refused(run("fit", "--config=selector.yaml", given[name]))
     assert f"there is no 'fedlight.{name}': write {name}" in line
-    assert (
-        run("fit", "--config=selector.yaml", given[name].replace("fedlight.", ""), "--print_config").code == 0
-    )
+    written = given[name].replace("fedlight.", "")
+    assert run("fit", "--config=selector.yaml", written, "--print_config").code == 0
 
 
 def test_each_room_exports_what_it_lists():
     rooms = [found.name for found in pkgutil.walk_packages(fedlight.__path__, "fedlight.") if found.ispkg]
     listed = {name: getattr(importlib.import_module(name), "_FILES", {}) for name in rooms}
     files = [(name, room, f"{room}.{file}") for room in rooms for name, file in listed[room].items()]
-    files += [
-        (name, f"fedlight.{file.rpartition('.')[0]}", f"fedlight.{file}")
-        for name, file in CLASS_FILES.items()
-    ]
+    for name, file in CLASS_FILES.items():
+        files.append((name, f"fedlight.{file.rpartition('.')[0]}", f"fedlight.{file}"))
     for name, room, file in files:
         assert getattr(importlib.import_module(file), name) is getattr(importlib.import_module(room), name)

@@ -1,5 +1,6 @@
 """What the pages say is run: Python blocks are executed, commands are parsed by what they would start."""
 
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -25,20 +26,16 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 def commands() -> list[str]:
     """Every command of the bash blocks, without comments, once."""
-    lines = [
-        shlex.join(shlex.split(line, comments=True))
-        for _, block in blocks("bash")
-        for line in block.splitlines()
-    ]
-    return sorted({line for line in lines if line})
+    written = [line for _, block in blocks("bash") for line in block.splitlines()]
+    return sorted({shlex.join(shlex.split(line, comments=True)) for line in written} - {""})
 
 
 def links() -> list[tuple[str, str]]:
     """(page, target) for every relative link."""
-    found = [
-        (page, re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8"))) for page in PAGES
-    ]
-    return sorted({(page, target) for page, targets in found for target in targets})
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    return sorted(
+        {(page, goal) for page, text in texts.items() for goal in re.findall(r"\]\(([^)#:]+)\)", text)}
+    )
 
 
 @pytest.mark.parametrize(("page", "block"), blocks("python"), ids=lambda value: value.split("\n")[0][:40])
@@ -52,9 +49,8 @@ def test_python_blocks_run(page, block, monkeypatch, tmp_path, tiny_model):
 @pytest.mark.parametrize("command", commands())
 def test_commands_name_what_exists(command, capsys, monkeypatch):
     program, *arguments = shlex.split(command)
-    monkeypatch.setattr(
-        "fedlight.report.page.write_report", lambda folders, output, private: Path(folders[0])
-    )
+    write = "fedlight.report.page.write_report"
+    monkeypatch.setattr(write, lambda folders, output, private: Path(folders[0]))
     monkeypatch.setattr("fedlight.runs.run.read_runs", lambda *given: [])
     monkeypatch.setattr("webbrowser.open", lambda url: True)
     if program == "make":
@@ -86,31 +82,12 @@ def parse_fedlight(arguments: list[str]) -> None:
     if arguments[0] in ("plan", "report"):
         main(arguments)
         return
-    if arguments[0] == "device":
-        from fedlight.devices.measure.command import make_parser
-
-        print(make_parser().parse_args(arguments[1:]))
-        return
-    if arguments[0] in ("flower", "client"):
-        from fedlight.cli import client, flower
-
-        parser = flower.make_parser() if arguments[0] == "flower" else client.make_parser()
-        print(parser.parse_known_args(arguments[1:]))
-        return
-    if arguments[0] == "export":
-        from fedlight.export.command import make_parser as make_export_parser
-
-        print(make_export_parser().parse_args(arguments[1:]))
-        return
-    if arguments[0] == "chat":
-        from fedlight.export.chat import make_parser as make_chat_parser
-
-        print(make_chat_parser().parse_args(arguments[1:]))
-        return
-    if arguments[0] == "init":
-        from fedlight.cli.init import make_parser as make_init_parser
-
-        print(make_init_parser().parse_args(arguments[1:]))
+    parsers = {"device": "devices.measure.command", "export": "export.command", "chat": "export.chat"}
+    parsers |= {command: f"cli.{command}" for command in ("init", "flower", "client")}
+    if arguments[0] in parsers:
+        parser = importlib.import_module(f"fedlight.{parsers[arguments[0]]}").make_parser()
+        parse = parser.parse_known_args if arguments[0] in ("flower", "client") else parser.parse_args
+        print(parse(arguments[1:]))
         return
     if "--help" not in arguments:
         arguments = [*arguments, "--print_config"]
@@ -121,26 +98,22 @@ def parse_fedlight(arguments: list[str]) -> None:
 
 def test_links_lead_somewhere():
     assert len(links()) > 100
-    assert [
-        link for link in links() if not (ROOT / link[0]).parent.joinpath(link[1]).resolve().exists()
-    ] == []
+    assert [link for link in links() if not ((ROOT / link[0]).parent / link[1]).resolve().exists()] == []
 
 
 def parts_of_the_map() -> list[str]:
     """Files and folders that the map names in front of their descriptions."""
     text = (ROOT / "docs/map.md").read_text(encoding="utf-8").partition("# Map")[2]
-    lines = re.findall(
-        r"^ *((?:[a-z_]+(?:/|\.py) +)+)", text.partition("```")[2].partition("```")[0], re.MULTILINE
-    )
+    block = text.partition("```")[2].partition("```")[0]
+    lines = re.findall(r"^ *((?:[a-z_]+(?:/|\.py) +)+)", block, re.MULTILINE)
     return [name for line in lines for name in line.split()]
 
 
 def test_the_map_names_what_is_there():
     names = parts_of_the_map()
     assert len(names) >= 10
-    assert [
-        name for name in names if not ((ROOT / name).exists() or (ROOT / "fedlight" / name).exists())
-    ] == []
+    places = (ROOT, ROOT / "fedlight")
+    assert [name for name in names if not any((place / name).exists() for place in places)] == []
 
 
 def test_the_readme_is_short_and_says_how_to_install():
@@ -160,12 +133,9 @@ def test_no_block_needs_a_file_of_the_checkout():
 
 def test_the_map_has_every_folder():
     named = set(parts_of_the_map())
-    folders = [
-        path
-        for place in (ROOT, ROOT / "fedlight")
-        for path in place.iterdir()
-        if path.is_dir() and not path.is_symlink() and path.name[0] not in "._" and any(path.rglob("*.py"))
-    ]
+    inside = [path for place in (ROOT, ROOT / "fedlight") for path in place.iterdir()]
+    shown = [path for path in inside if path.is_dir() and not path.is_symlink() and path.name[0] not in "._"]
+    folders = [path for path in shown if any(path.rglob("*.py"))]
     generated = {"build/", "dist/", "runs/"}
     assert {f"{path.name}/" for path in folders} - named - generated <= {"docs/"}
 

@@ -34,9 +34,8 @@ def test_a_workflow_makes_targets_that_exist_and_says_what_it_may(name):
         else:
             assert not line.startswith("make"), line
     assert workflow["permissions"]["contents"] in {"read", "write"}
-    assert all(
-        "timeout-minutes" in job for job in workflow["jobs"].values() if any("run" in s for s in job["steps"])
-    )
+    running = [job for job in workflow["jobs"].values() if any("run" in step for step in job["steps"])]
+    assert all("timeout-minutes" in job for job in running)
 
 
 @pytest.mark.parametrize("name", sorted(set(WORKFLOWS) - {"docs"}))  # that of the docs pushes a branch
@@ -63,14 +62,10 @@ def test_tested_pythons_are_those_that_the_package_names():
 
 
 def test_lowest_constraints_are_the_lower_bounds():
-    run = subprocess.run(
-        [sys.executable, ROOT / ".github/lowest.py"], capture_output=True, text=True, check=True
-    )
-    lines = run.stdout.splitlines()
+    command = [sys.executable, ROOT / ".github/lowest.py"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert all(re.fullmatch(r"[\w-]+==[\d.]+", line) for line in lines)
-    bounds = {
-        re.sub(r"\[.*\]", "", requirement).replace(">=", "==") for requirement in PROJECT["dependencies"]
-    }
+    bounds = {re.sub(r"\[.*\]", "", line).replace(">=", "==") for line in PROJECT["dependencies"]}
     assert bounds <= set(lines)
 
 
@@ -79,9 +74,8 @@ def test_the_conda_package_asks_for_the_same():
     for requirement in PROJECT["dependencies"]:
         name, bound = re.fullmatch(r"([\w-]+)(?:\[.*\])?(>=[\d.]+)", requirement).groups()
         assert f"{CONDA_NAMES.get(name, name)} {bound}" in asked
-    assert CONDA["build"]["python"]["entry_points"] == [
-        f"{name} = {target}" for name, target in PROJECT["scripts"].items()
-    ]
+    scripts = [f"{name} = {target}" for name, target in PROJECT["scripts"].items()]
+    assert CONDA["build"]["python"]["entry_points"] == scripts
     assert CONDA["about"]["summary"] == PROJECT["description"]
 
 
@@ -110,14 +104,10 @@ def test_the_container_installs_extras_that_exist():
 
 def test_initials_of_the_papers_first_authors_are_those_of_the_citation():
     """Where a text gives one, within the lines that name the paper or its address."""
-    files = subprocess.run(
-        ["git", "ls-files", "*.py", "*.md", "*.yaml"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    texts = {
-        name: (ROOT / name).read_text(encoding="utf-8")
-        for name in files.stdout.split()
-        if (ROOT / name).is_file()
-    }
+    command = ["git", "ls-files", "*.py", "*.md", "*.yaml"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    files = [name for name in listed if (ROOT / name).is_file()]
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in files}
     seen = 0
     for paper in yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["references"]:
         first = paper["authors"][0]

@@ -114,17 +114,11 @@ def test_every_command_has_options(command):
 @holds("| configs |", "Nothing is deprecated", "The command line suggests", "A name that is")
 def test_keys_and_class_names_are_found_or_refused():
     given = ["fit", "--config=selector.yaml"]
-    printed = fedlight(
-        *given, "--federated.algorithm=FedProx", "--federated.algorithm.mu=1", "--print_config"
-    )
-    assert (printed.code, "FedProx\n" in printed.out) == (
-        0,
-        True,
-    )
-    for wrong, nearest in (
-        *(("--federated.local_step=3", "local_steps"), ("--trainer.max_epohcs=3", "trainer.max_epochs")),
-        *(("--federated.algorithm=FedAvgg", "FedAvg"), ("--data.sorce=x", "source")),
-    ):
+    prox = ("--federated.algorithm=FedProx", "--federated.algorithm.mu=1")
+    assert "FedProx\n" in ran(*given, *prox, "--print_config").out
+    misspelt = {"--federated.local_step=3": "local_steps", "--trainer.max_epohcs=3": "trainer.max_epochs"}
+    misspelt |= {"--federated.algorithm=FedAvgg": "FedAvg", "--data.sorce=x": "source"}
+    for wrong, nearest in misspelt.items():
         outcome = fedlight(*given, wrong)
         assert (outcome.code, f"did you mean {nearest!r}" in refused(outcome)) == (2, True), outcome.err
     with pytest.raises(ImportError):
@@ -252,20 +246,14 @@ def test_with_a_stack_trace_the_code_is_the_same(monkeypatch):
 @holds("| 0 |", "| 3 |")
 def test_done_and_unknown():
     ran("methods")
-    assert [exit_code([ok("a", "")]), exit_code([unknown("a", "")]), exit_code([problem("a", "")])] == [
-        *(0, 3, 2),
-    ]
+    assert [exit_code([made("a", "")]) for made in (ok, unknown, problem)] == [0, 3, 2]
 
 
 @pytest.mark.slow
 @holds("| 1 |")
 def test_an_error_of_the_program_is_1_with_its_stack():
-    code = (
-        "from fedlight.cli import listing, main\n"
-        "def fails(): return {}['x']\n"
-        "listing.methods = fails\n"
-        "main.main(['methods'])"
-    )
+    code = "from fedlight.cli import listing, main\ndef fails(): return {}['x']\n"
+    code += "listing.methods = fails\nmain.main(['methods'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, "KeyError: 'x'" in done.stderr) == (1, True)
 

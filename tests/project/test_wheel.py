@@ -38,9 +38,7 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     source = folder / "checkout"
     source.mkdir()
     for entry in ROOT.iterdir():
-        if entry.name not in {".git", ".venv", "build", "dist", "runs"} and not entry.name.endswith(
-            ".egg-info"
-        ):
+        if entry.name not in {".git", ".venv", "build", "dist", "runs"} and entry.suffix != ".egg-info":
             (source / entry.name).symlink_to(entry)
     if request.param == "texts":
         (source / "fedlight").unlink()
@@ -70,9 +68,7 @@ def test_holds_every_file(wheel):
 
 
 def test_holds_the_embedded_model(wheel):
-    names = files(wheel)
-    assert "fedlight/toy/model/model.safetensors" in names
-    assert "fedlight/toy/model/config.json" in names
+    assert {f"fedlight/toy/model/{name}" for name in ("model.safetensors", "config.json")} <= files(wheel)
     size = sum(info.file_size for info in zipfile.ZipFile(wheel).infolist() if "/toy/model/" in info.filename)
     assert 0 < size < 5e6
 
@@ -84,23 +80,10 @@ def test_holds_nothing_else(wheel):
 
 def test_installs_and_is_imported_under_its_own_name_only(wheel, tmp_path):
     target = tmp_path / "site"
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--no-index",
-        "--quiet",
-        "--target",
-        str(target),
-        str(wheel),
-        cwd=tmp_path,
-    )
-    version = run(
-        sys.executable, "-P", "-c", LOOK.format(target=str(target)), cwd=tmp_path, PYTHONPATH=str(target)
-    )
+    quiet = ("-m", "pip", "install", "--no-deps", "--no-index", "--quiet")
+    run(sys.executable, *quiet, "--target", str(target), str(wheel), cwd=tmp_path)
+    code = LOOK.format(target=str(target))
+    version = run(sys.executable, "-P", "-c", code, cwd=tmp_path, PYTHONPATH=str(target))
     assert f"fedlight-{version.strip()}-" in wheel.name
-    assert (
-        "fedlight = fedlight.cli.main:main" in next((target).glob("*.dist-info/entry_points.txt")).read_text()
-    )
+    (entry_points,) = target.glob("*.dist-info/entry_points.txt")
+    assert "fedlight = fedlight.cli.main:main" in entry_points.read_text()

@@ -12,9 +12,8 @@ from fedlight.support.file_lock import FileLock, holder, this_process
 
 def test_a_second_process_does_not_get_it_and_learns_who_has_it(tmp_path):
     file = tmp_path / "a.lock"
-    with in_another_process(
-        lambda: FileLock(file).take({**this_process(), "command": "fedlight run demo"})
-    ) as pid:
+    theirs = {"command": "fedlight run demo"}
+    with in_another_process(lambda: FileLock(file).take({**this_process(), **theirs})) as pid:
         assert not FileLock(file).take(this_process())
         assert holder(file).startswith(f"process {pid} on ")
         assert holder(file).endswith("(fedlight run demo)")

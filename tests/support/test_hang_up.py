@@ -31,13 +31,8 @@ def until_hung_up(*arguments):
     """Exit code of the program whose terminal is closed once it has begun."""
     main, other = pty.openpty()
     controlled = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
-    child = subprocess.Popen(
-        [sys.executable, "-c", controlled + PROGRAM, *arguments],
-        stdin=other,
-        stdout=other,
-        stderr=other,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-c", controlled + PROGRAM, *arguments]
+    child = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, start_new_session=True)
     os.close(other)
     assert b"begun" in os.read(main, 1000)
     time.sleep(0.3)  # until its end of the line is written as well
@@ -45,11 +40,7 @@ def until_hung_up(*arguments):
     return child.wait(timeout=60)
 
 
-def test_it_stops_and_cleans_up(tmp_path):
-    assert until_hung_up(str(tmp_path / "end")) == 143
-    assert (tmp_path / "end").read_text() == "cleaned up"
-
-
-def test_under_nohup_it_goes_on(tmp_path):
-    assert until_hung_up(str(tmp_path / "end"), "nohup") == 0
+@pytest.mark.parametrize(("more", "code"), [([], 143), (["nohup"], 0)])
+def test_it_stops_and_cleans_up_and_under_nohup_it_goes_on(tmp_path, more, code):
+    assert until_hung_up(str(tmp_path / "end"), *more) == code
     assert (tmp_path / "end").read_text() == "cleaned up"

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 from finished import finished
+from stage_folders import stage_folder
 from tiny_world import write_rows
 
 from fedlight.callbacks.export.card_facts import CardFacts, scores_of
@@ -55,14 +56,12 @@ def test_a_selector_above_chance_is_not_marked():
 
 
 def test_the_sentence_does_not_quote_its_win_rate():
-    assert finding([RAW, {**FEDBIS, **dict.fromkeys(ENDS, 0.6)}]).startswith(
-        "FedBis: tuned answers win 81.2 %"
-    )
+    better = {**FEDBIS, **dict.fromkeys(ENDS, 0.6)}
+    assert finding([RAW, better]).startswith("FedBis: tuned answers win 81.2 %")
     text = finding([RAW, FEDBIS, LONGER])
     assert "81.2" not in text
-    assert text.startswith(
-        "longer wins has the best accuracy in both orders of 3 methods: 0.600 against 0.225 of raw"
-    )
+    best = "longer wins has the best accuracy in both orders of 3 methods"
+    assert text.startswith(f"{best}: 0.600 against 0.225 of raw")
 
 
 def test_it_is_printed_and_written(tmp_path, capsys):
@@ -74,9 +73,7 @@ def test_it_is_printed_and_written(tmp_path, capsys):
 
 def test_the_report_says_it(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps({"recipe": "fedbis", "rows": [RAW, FEDBIS]}))
-    folder = tmp_path / "seed0/selector"
-    folder.mkdir(parents=True)
-    (folder / "settings.json").write_text(json.dumps({"stage": "fit selector.yaml"}))
+    stage_folder(tmp_path / "seed0/selector")
     made = overview.section(read_runs([tmp_path]))
     assert any(note.endswith(NOTE) for note in made.notes)
     tables = [part.lines for part in made.parts if hasattr(part, "lines")]
@@ -89,9 +86,8 @@ def test_the_report_says_it(tmp_path):
 def test_the_card_says_it(low, says):
     name = "val/accuracy_both_orders"
     scores = scores_of({name: 0.6, f"{name}_low": low, f"{name}_high": 0.7})
-    text = card_text(
-        CardFacts("SelectorModule", "owner/name", "FedAvg", scores=scores), "LoRA adapter", "Load it."
-    )
+    facts = CardFacts("SelectorModule", "owner/name", "FedAvg", scores=scores)
+    text = card_text(facts, "LoRA adapter", "Load it.")
     assert ("is not shown to beat chance" in text) == says
 
 

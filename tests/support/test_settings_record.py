@@ -50,11 +50,8 @@ def test_objects_are_their_class_and_what_they_were_given():
     assert constructor_arguments(Passing) == ["extra", "rate", "names"]
     passing = {"class": HERE + "Passing", "rate": 1, "names": ["b", "a"], "extra": None}
     assert described(Passing(None, rate=1)) == passing
-    assert described(Record(3, Record(4))) == {
-        "class": HERE + "Record",
-        "size": 3,
-        "inner": {"class": HERE + "Record", "size": 4, "inner": None},
-    }
+    inner = {"class": HERE + "Record", "size": 4, "inner": None}
+    assert described(Record(3, Record(4))) == {"class": HERE + "Record", "size": 3, "inner": inner}
     assert described(Slotted()) == {"class": HERE + "Slotted"}
 
 
@@ -84,9 +81,9 @@ def test_other_values_are_plain_too():
         ({"a": 1}, {"b": 1}, "x.a=1 and goes on with it, not with x.a=nothing; x.b=nothing, not 1: give"),
         (None, Plain(1), f"x=None and goes on with it, not with x={HERE}Plain"),
         (
-            {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1},
+            dict.fromkeys("abcde", 1),
             dict.fromkeys("abcde", 2),
-            "x.a=1 and goes on with it, not with x.a=2; x.b=1, not 2; x.c=1, not 2; and 2 more: give",
+            "x.a=2; x.b=1, not 2; x.c=1, not 2; and 2 more: give",
         ),
     ],
 )
@@ -111,10 +108,9 @@ def test_a_class_of_ours_is_the_same_in_another_file():
     def saved(name):
         return {"x": {"class": name, "rate": 1}}
 
-    refuse_other_settings(
-        saved("fedlight.callbacks.buffers.BufferPolicy"), saved("fedlight.BufferPolicy"), "start anew"
-    )
+    now = saved("fedlight.BufferPolicy")
+    refuse_other_settings(saved("fedlight.callbacks.buffers.BufferPolicy"), now, "start anew")
     refuse_other_settings({"f": "fedlight.partition.iid"}, {"f": "fedlight.iid"}, "start anew")
     for other in ("fedlight.callbacks.buffers.Average", "mine.BufferPolicy"):
         with pytest.raises(ValueError, match="not with x=fedlight"):
-            refuse_other_settings(saved(other), saved("fedlight.BufferPolicy"), "start anew")
+            refuse_other_settings(saved(other), now, "start anew")

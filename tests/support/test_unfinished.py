@@ -10,9 +10,8 @@ from fedlight.support.files import unfinished, whole_file, whole_folder
 
 
 def killed_while_writing(code, tmp_path):
-    program = (
-        f"import os\nfrom pathlib import Path\nfrom fedlight.support.files import *\n{textwrap.dedent(code)}"
-    )
+    head = "import os\nfrom pathlib import Path\nfrom fedlight.support.files import *\n"
+    program = head + textwrap.dedent(code)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, timeout=60, check=False)
     assert done.returncode == -9
 

@@ -168,9 +168,7 @@ def test_the_datamodule_hears_of_exceptions_and_the_next_fit_is_its_own(way):
     t = trainer(1, [loop])
     t.fit(Line(), FederatedWrapper(Data(), halves))
     t.fit_loop.max_epochs = 2
-    with pytest.raises(
-        ValueError, match="the datamodule Data does not say whose example is whose: add ByClient"
-    ):
+    with pytest.raises(ValueError, match="the datamodule Data does not say whose example is whose: add By"):
         t.fit(Line(), Data())
 
 
@@ -221,14 +219,8 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["iterable", "list", "none"])
 def test_validation_loaders_of_every_kind(way, kind):
-    val = {
-        "iterable": DataLoader(Stream(), batch_size=8),
-        "list": [
-            DataLoader(TensorDataset(X, Y), batch_size=8),
-            DataLoader(TensorDataset(2 * X, Y), batch_size=8),
-        ],
-        "none": None,
-    }[kind]
+    two = [DataLoader(TensorDataset(x, Y), batch_size=8) for x in (X, 2 * X)]
+    val = {"iterable": DataLoader(Stream(), batch_size=8), "list": two, "none": None}[kind]
     model = {"iterable": Validated, "list": ValidatedOnTwo, "none": Line}[kind]()
     given = {"train": train_loader()} | ({} if val is None else {"val": val})
     fitted(way, model, rounds=1, **given)
@@ -242,18 +234,12 @@ def test_validation_loaders_of_every_kind(way, kind):
     [
         (
             [train_loader(), train_loader()],
-            "are a list of 2 loaders, and a client's visit reads one: give one DataLoader",
+            "are a list of 2 loaders, and a client's visit reads one: give one",
         ),
         ({"x": train_loader()}, "are a dict of 1 loaders"),
         (CombinedLoader({"x": train_loader(), "y": train_loader()}), "are a dict of 2 loaders"),
-        (
-            [[X, Y], [X, Y]],
-            "are a list, whose examples cannot be assigned to clients: give a torch DataLoader",
-        ),
-        (
-            DataLoader(Stream(), batch_size=2),
-            "iterable data set Stream, .*: give the trainer a DataLoader over a map-style",
-        ),
+        ([[X, Y], [X, Y]], "are a list, whose examples cannot be assigned to clients: give a torch Data"),
+        (DataLoader(Stream(), batch_size=2), "iterable data set Stream, .*: give the trainer a DataLoader"),
     ],
 )
 def test_training_data_without_positions_are_refused_by_name(way, train, message):
@@ -278,9 +264,7 @@ def test_who_says_whose_example_is_whose_is_said_once():
             trainer(1, callbacks).fit(Validated() if other == "Knows" else Line(), data)
     with pytest.raises(ValueError, match="nothing trains by client: add FederatedLoop"):
         trainer(1, [ByClient(halves)]).fit(Line(), Data())
-    with pytest.raises(
-        ValueError, match="the training loader does not say whose example is whose: add ByClient"
-    ):
+    with pytest.raises(ValueError, match="the training loader does not say whose example is whose: add By"):
         trainer(1, [loop]).fit(Line(), train_loader())
 
 
@@ -344,9 +328,7 @@ def test_a_datamodule_that_knows_its_clients_gives_positions_as_it_likes():
     assert model.weight.item() == pytest.approx(by_hand(2), rel=1e-5)
     assert list(loop.clients) == ["1", "b"]
     loop = FederatedLoop(clients_per_round=2, local_steps=1)
-    with pytest.raises(
-        ValueError, match="client 'b' has the position 8, but the training set has 8 examples"
-    ):
+    with pytest.raises(ValueError, match="client 'b' has the position 8, but the training set has 8 exam"):
         trainer(2, [loop]).fit(model, Knows({"a": [0], "b": [8]}))
 
 
@@ -377,13 +359,11 @@ def test_random_transforms_depend_on_the_clients_own_visit_alone(num_workers):
 
         class Watch(L.Callback):
             def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-                seen.setdefault((loop.rounds_done, loop.visit.client_id), []).append(
-                    batch[0].flatten().tolist()
-                )
+                visit = loop.rounds_done, loop.visit.client_id
+                seen.setdefault(visit, []).append(batch[0].flatten().tolist())
 
-        loader = DataLoader(
-            Noisy(), batch_size=4, num_workers=num_workers, persistent_workers=num_workers > 0
-        )
+        workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+        loader = DataLoader(Noisy(), batch_size=4, **workers)
         loop = FederatedLoop(clients_per_round=len(clients), local_steps=2)
         trainer(rounds, [ByClient(lambda _: clients), loop, Watch()]).fit(Line(), loader)
         return seen

@@ -7,7 +7,7 @@ import torch
 from plain_lightning import assert_equal, trainer, weights
 from scipy.stats import trim_mean
 from tastes import SIGNS, Adapters, Tastes, run
-from tiny_world import VOTES, fedlight, tiny_selector
+from tiny_world import VOTES, fedlight, refused, tiny_selector
 
 from fedlight import __all__ as public
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
@@ -83,11 +83,9 @@ def trained(received, batches, mu):
     w, b = received
     for x, y in batches:
         error = x @ w.T + b - y
-        gradient = (
-            2 / len(x) * error.T @ x + mu * (w - received[0]),
-            2 * error.mean(0) + mu * (b - received[1]),
-        )
-        w, b = w - LR * gradient[0], b - LR * gradient[1]
+        of_w = 2 / len(x) * error.T @ x + mu * (w - received[0])
+        of_b = 2 * error.mean(0) + mu * (b - received[1])
+        w, b = w - LR * of_w, b - LR * of_b
     return w, b
 
 
@@ -155,9 +153,8 @@ def test_rounds_of_three_selectors_equal_those_written_out(name):
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_selector_without_sampled_members_does_not_move(name):
-    before, after, rows = recorded(
-        FedBiscuit(0, 3), 8, clients_per_round=2, module=Adapters(3, "AdamW"), **parts(name)
-    )
+    settings = {"clients_per_round": 2, "module": Adapters(3, "AdamW"), **parts(name)}
+    before, after, rows = recorded(FedBiscuit(0, 3), 8, **settings)
     numbers = []
     for (visits, groups), old, new in zip(rows, [before, *after], after, strict=False):
         moved = {groups[client] for client in visits}
@@ -174,11 +171,9 @@ def test_the_order_of_the_clients_does_not_matter(name):
         def plan(self, *args):
             return super().plan(*args)[::-1]
 
-    forward, _ = run(
-        FedBiscuit(1, 2), module=Adapters(3, "AdamW"), rounds=6, clients_per_round=7, **parts(name)
-    )
-    backward, _ = run(
-        Reversed(1, 2), module=Adapters(3, "AdamW"), rounds=6, clients_per_round=7, **parts(name)
+    forward, backward = (
+        run(kind(1, 2), module=Adapters(3, "AdamW"), rounds=6, clients_per_round=7, **parts(name))[0]
+        for kind in (FedBiscuit, Reversed)
     )
     assert_equal(weights(forward), weights(backward))
 
@@ -200,11 +195,6 @@ def test_liars_do_not_move_a_selector_under_the_median():
     assert max(value.abs().max() for value in weights(naive).values()) > 1e6
 
 
-def test_control_variates_within_groups_are_refused():
-    with pytest.raises(ValueError, match=r"local=Scaffold changes .* the groups change"):
-        FedBiscuit(local=Scaffold())
-
-
 MODULES = {SelectorModule: "selector", SFTModule: "sft", DPOModule: "dpo", RewardModule: "dpo"}
 
 
@@ -219,14 +209,8 @@ def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
 
     fresh, module = make(), make()
     fresh.configure_model()
-    data = PreferenceDataModule(
-        VOTES,
-        view=MODULES[kind],
-        tokenizer=tiny_model,
-        max_tokens=128,
-        batch_size=4,
-        split=Split(val_share=0),
-    )
+    sizes = {"max_tokens": 128, "batch_size": 4, "split": Split(val_share=0)}
+    data = PreferenceDataModule(VOTES, view=MODULES[kind], tokenizer=tiny_model, **sizes)
     settings = {FedRep: {"private": ["lora_B"]}, GlobalThenLocal: {"global_rounds": 1}}.get(algorithm, {})
     loop = FederatedLoop(algorithm(**settings), clients_per_round=2, local_steps=2)
     trainer(2, [loop], limit_val_batches=0).fit(module, datamodule=data)
@@ -251,30 +235,28 @@ def test_every_algorithm_trains_every_module(algorithm, kind, tiny_model):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "message"),
     [
-        (["algorithm=FedAvgM"], 2, "federated.algorithm: there is no class 'FedAvgM'"),
-        (["algorithm=fedprox"], 2, "federated.algorithm: there is no class 'fedprox'"),
-        (["algorithm=fedlight.federation.algorithms.fedprox.FedProxy"], 2, "federated.algorithm: "),
-        (["algorithm=FedProx", "algorithm.mo=1"], 2, "federated.algorithm: FedProx has no setting 'mo'"),
-        (["algorithm=FedBiscuit", "algorithm.local=FedProxx"], 2, "there is no class 'FedProxx'"),
-        (["algorithm=FedAdam"], 2, "federated.algorithm: there is no class 'FedAdam'"),
-        (["server=FedAdm"], 2, "federated.server: there is no class 'FedAdm'"),
-        (["server=FedAdam", "server.beta=0.9"], 2, "federated.server: FedAdam has no setting 'beta'"),
-        (["servr=FedAdam"], 2, "has no setting 'servr'"),
-        (["aggregation=Median"], 2, "federated.aggregation: there is no class 'Median'"),
-        (["aggregation=FedAvg"], 2, "federated.aggregation: "),
-        (["parts=[Memories]"], 2, "there is no class 'Memories'"),
-        (["algorithm=FedBiscuit", "algorithm.local=Scaffold"], 2, "local=Scaffold changes finish_visit"),
+        (["algorithm=FedAvgM"], "federated.algorithm: there is no class 'FedAvgM'"),
+        (["algorithm=fedprox"], "federated.algorithm: there is no class 'fedprox'"),
+        (["algorithm=fedlight.federation.algorithms.fedprox.FedProxy"], "federated.algorithm: "),
+        (["algorithm=FedProx", "algorithm.mo=1"], "federated.algorithm: FedProx has no setting 'mo'"),
+        (["algorithm=FedBiscuit", "algorithm.local=FedProxx"], "there is no class 'FedProxx'"),
+        (["server=FedAdm"], "federated.server: there is no class 'FedAdm'"),
+        (["server=FedAdam", "server.beta=0.9"], "federated.server: FedAdam has no setting 'beta'"),
+        (["servr=FedAdam"], "has no setting 'servr'"),
+        (["aggregation=FedAvg"], "federated.aggregation: "),
+        (["parts=[Memories]"], "there is no class 'Memories'"),
+        (["algorithm=FedBiscuit", "algorithm.local=Scaffold"], "local=Scaffold changes finish_visit"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_misspelt_parts_are_refused_and_never_plain_averaging(arguments, code, message, tmp_path):
+def test_misspelt_parts_are_refused_and_never_plain_averaging(arguments, message, tmp_path):
     """Before any model is loaded: there is none."""
     settings = [f"--federated.{argument}" for argument in arguments]
     outcome = fedlight("fit", *tiny_selector("none", tmp_path / "run", *settings))
-    assert outcome.code == code, outcome.err
-    (line,) = [line for line in outcome.err.splitlines() if line.startswith("fedlight: ")]
+    assert outcome.code == 2
+    line = refused(outcome)
     assert message in line
     assert "Union" not in line
     assert not (tmp_path / "run").exists()

@@ -80,9 +80,8 @@ class Adapter:
         from fedlight.modules.language.adapter_folders import save_adapters
 
         torch.manual_seed(0)
-        network = get_peft_model(
-            torch.nn.Sequential(torch.nn.Linear(3, 3)), LoraConfig(r=2, target_modules=["0"])
-        )
+        config = LoraConfig(r=2, target_modules=["0"])
+        network = get_peft_model(torch.nn.Sequential(torch.nn.Linear(3, 3)), config)
         save_adapters(network, folder)
         return folder / self.name
 

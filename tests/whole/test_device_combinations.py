@@ -5,7 +5,6 @@ import lightning as L
 import pytest
 import torch
 from fleets import device_file, make_fleet
-from nested import nested
 from plain_lightning import assert_equal, trainer, weights
 from recipe_runs import ran
 from tastes import Adapters, Tastes
@@ -37,13 +36,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*`val_dataloader`")
 
 def federate_language(kind, model, rounds=2, dropout=0.05, base="plain", **loop):
     """A module that was trained, its loop and the rows of the last round."""
-    module = kind(
-        model,
-        lora=Lora(rank=2, dropout=dropout),
-        lr=0.05,
-        optimizer=Optimization(name="SGD", args={}),
-        base=base,
-    )
+    sgd = Optimization(name="SGD", args={})
+    module = kind(model, lora=Lora(rank=2, dropout=dropout), lr=0.05, optimizer=sgd, base=base)
     data = PreferenceDataModule(
         VOTES, view=MODULES[kind], tokenizer=model, max_tokens=128, batch_size=4, split=Split(val_share=0)
     )
@@ -61,9 +55,8 @@ def test_a_client_of_four_bits_computes_what_a_base_loaded_in_four_bits_does(kin
     """The server's own base is in its place again afterwards, and its computation as before."""
     quantized, _, _ = federate_language(kind, tiny_model, base="nf4")
     plain, _, _ = federate_language(kind, tiny_model)
-    emulated, loop, _ = federate_language(
-        kind, tiny_model, fleet=make_fleet(tmp_path, small={"weight_bits": 4})
-    )
+    fleet = make_fleet(tmp_path, small={"weight_bits": 4})
+    emulated, loop, _ = federate_language(kind, tiny_model, fleet=fleet)
     assert_equal(trained(emulated), trained(quantized))
     assert any(not torch.equal(value, trained(plain)[name]) for name, value in trained(emulated).items())
     assert [row["weight_bits"] for row in loop.visit_records] == [4, 4]
@@ -86,10 +79,9 @@ def test_a_fleet_of_one_precision_can_have_it_loaded_for_real(tiny_model, tmp_pa
     loaded, _, _ = federate_language(SelectorModule, tiny_model, base="nf4")
     uniform, _, _ = federate_language(SelectorModule, tiny_model, base="nf4", fleet=fleet)
     assert_equal(trained(loaded), trained(uniform))
+    large = make_fleet(tmp_path / "large", large={})
     with pytest.raises(ValueError, match="weight_bits=16 does not go with base='nf4'"):
-        federate_language(
-            SelectorModule, tiny_model, base="nf4", fleet=make_fleet(tmp_path / "large", large={})
-        )
+        federate_language(SelectorModule, tiny_model, base="nf4", fleet=large)
 
 
 def test_what_the_reference_of_dpo_says_on_a_small_base_is_not_remembered_for_others(tiny_model, tmp_path):
@@ -107,9 +99,8 @@ def test_what_the_reference_of_dpo_says_on_a_small_base_is_not_remembered_for_ot
 @pytest.mark.parametrize("kind", MODULES)
 def test_micro_batches_and_checkpoints_train_the_same_model(kind, tiny_model, tmp_path):
     """Without dropout, which is drawn anew for each micro-batch."""
-    whole, loop, _ = federate_language(
-        kind, tiny_model, dropout=0.0, fleet=make_fleet(tmp_path / "a", large={})
-    )
+    large = make_fleet(tmp_path / "a", large={})
+    whole, loop, _ = federate_language(kind, tiny_model, dropout=0.0, fleet=large)
     resting = {row["peak_bytes"] - row["activation_bytes"] for row in loop.visit_records}.pop()
     smallest = min(row["activation_bytes"] for row in loop.visit_records)
     for share, micro_batch, checkpointing in ((0.6, 2, 0), (0.2, 1, 1)):
@@ -149,25 +140,13 @@ class Sent(L.Callback):
 @pytest.mark.parametrize("algorithm", [FedAvg, FedProx, Scaffold, LocalOnly])
 def test_what_is_sent_is_what_was_planned(algorithm, channel, tmp_path, tiny_model):
     """In both rounds: who comes again may be sent less."""
-    loop = FederatedLoop(
-        algorithm(),
-        **{"clients_per_round": 2, "local_steps": 1},
-        fleet=make_fleet(tmp_path, fast={}),
-        channel=CHANNELS[channel](),
-    )
-    module = SelectorModule(
-        tiny_model, lora=Lora(rank=2), lr=0.05, optimizer=Optimization(name="SGD", args={})
-    )
-    data = PreferenceDataModule(
-        "toy:votes?num_clients=2&votes_per_client=10",
-        **nested(
-            PreferenceDataModule,
-            **{
-                **{"view": "selector", "tokenizer": tiny_model, "max_tokens": 128, "batch_size": 4},
-                "val_share": 0,
-            },
-        ),
-    )
+    parts = {"fleet": make_fleet(tmp_path, fast={}), "channel": CHANNELS[channel]()}
+    loop = FederatedLoop(algorithm(), clients_per_round=2, local_steps=1, **parts)
+    sgd = Optimization(name="SGD", args={})
+    module = SelectorModule(tiny_model, lora=Lora(rank=2), lr=0.05, optimizer=sgd)
+    sizes = {"max_tokens": 128, "batch_size": 4, "split": Split(val_share=0)}
+    source = "toy:votes?num_clients=2&votes_per_client=10"
+    data = PreferenceDataModule(source, view="selector", tokenizer=tiny_model, **sizes)
     watch = Sent(loop)
     trainer(2, [watch, loop], limit_val_batches=0).fit(module, datamodule=data)
     assert len(watch.sent) == 4
@@ -176,12 +155,8 @@ def test_what_is_sent_is_what_was_planned(algorithm, channel, tmp_path, tiny_mod
 
 def test_selectors_by_group_on_devices(tmp_path):
     """Each client has one of three adapters with it; a round without anybody groups nobody anew and moves nothing."""
-    loop = FederatedLoop(
-        FedBiscuit(1, 2),
-        clients_per_round=4,
-        local_steps=2,
-        fleet=make_fleet(tmp_path, over_selection=1.5, moody={"availability": 0.5}),
-    )
+    fleet = make_fleet(tmp_path, over_selection=1.5, moody={"availability": 0.5})
+    loop = FederatedLoop(FedBiscuit(1, 2), clients_per_round=4, local_steps=2, fleet=fleet)
     module, watch = Adapters(3), Sent(loop)
     before = weights(module)
     trainer(8, [watch, loop]).fit(module, Tastes())
@@ -218,14 +193,12 @@ def test_a_fleet_on_the_command_line(tiny_model, tmp_path):
     """A fleet of fedlight, one of its values changed, a device of one's own in it; and the channel in YAML."""
     own = device_file(tmp_path, "toaster", memory_gib=1, weight_bits=8)
     wire = {"class_path": "Wire", "init_args": {"up": [{"class_path": "TopK", "init_args": {"share": 0.5}}]}}
-    outcome = ran(
-        "fit",
-        *tiny_selector(
-            *(tiny_model, tmp_path / "run", "--federated.fleet=devices/fleets/edge.yaml"),
-            f"--federated.fleet.devices={json.dumps({own: 1, 'macbook_air_m2': 1})}",
-            *("--federated.fleet.over_selection=2", f"--federated.channel={json.dumps(wire)}"),
-        ),
+    settings = (
+        *("--federated.fleet=devices/fleets/edge.yaml", f"--federated.channel={json.dumps(wire)}"),
+        f"--federated.fleet.devices={json.dumps({own: 1, 'macbook_air_m2': 1})}",
+        "--federated.fleet.over_selection=2",
     )
+    outcome = ran("fit", *tiny_selector(tiny_model, tmp_path / "run", *settings))
     rows = table(tmp_path / "run/visits.csv")
     assert {row["device"] for row in rows} == {"toaster", "macbook_air_m2"}
     assert "toaster" in outcome.out

@@ -44,18 +44,13 @@ def test_links_to_files_are_read_and_what_may_never_end_is_not(tmp_path, pipe):
     (tmp_path / "link.json").symlink_to("a.json")
     assert read_json(tmp_path / "link.json", "") == {}
     (tmp_path / "zero.json").symlink_to("/dev/zero")
-    with (
-        in_time(),
-        pytest.raises(BoundError, match=r"zero\.json is a device, which may never end: give a plain file"),
-    ):
+    with in_time(), pytest.raises(BoundError, match=r"zero\.json is a device, which may never end: give"):
         read_json(tmp_path / "zero.json", "")
     with in_time(), pytest.raises(BoundError, match=r"pipe\.yaml is a pipe"):
         read_json(pipe, "")
     with open(tmp_path / "large", "wb") as file:
         file.truncate(10 * 2**30)
-    with pytest.raises(
-        BoundError, match=r"large has 10,240 MiB, and at most 512 MiB are read: give a smaller file"
-    ):
+    with pytest.raises(BoundError, match="large has 10,240 MiB, and at most 512 MiB are read: give a small"):
         read_json(tmp_path / "large", "")
     assert check_regular(tmp_path / "large") == tmp_path / "large"  # streamed, it may be as large as it is
     with pytest.raises(FileNotFoundError):
@@ -72,21 +67,17 @@ def test_aliases_count_for_all_that_they_stand_for():
         check_yaml(bomb(), "x.yaml")
 
 
-@pytest.mark.parametrize(
-    "text", [bomb(), "a: " + "[" * 50_000 + "]" * 50_000, "extends: pipe.yaml\n", "x" * 2**21]
-)
+DEEP = "[" * 50_000 + "]" * 50_000
+
+
+@pytest.mark.parametrize("text", [bomb(), f"a: {DEEP}", "extends: pipe.yaml\n", "x" * 2**21])
 def test_configs_recipes_and_devices(tmp_path, monkeypatch, pipe, text):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text(text)
     match = r"more than 100 deep|aliases|is a pipe|has 2 MiB, and at most 1 MiB are read"
-    with in_time(), pytest.raises(BoundError, match=match):
-        layers("a.yaml")
-    if "extends" in text:
-        return
-    with in_time(), pytest.raises(BoundError, match=match):
-        load("a.yaml")
-    with in_time(), pytest.raises(BoundError, match=match):
-        load_device("a.yaml")
+    for read in (layers,) if "extends" in text else (layers, load, load_device):
+        with in_time(), pytest.raises(BoundError, match=match):
+            read("a.yaml")
 
 
 def test_a_config_inside_of_a_config(tmp_path, capsys):
@@ -96,11 +87,6 @@ def test_a_config_inside_of_a_config(tmp_path, capsys):
     (line, _) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedlight: data: ")
     assert "aliases (*name) stand for more than 10,000 values" in line
-
-
-def test_a_config_that_is_a_pipe(pipe):
-    with in_time(), pytest.raises(BoundError, match="is a pipe"):
-        check_config(str(pipe))
 
 
 def test_a_chain_of_configs_has_an_end(tmp_path):
@@ -139,7 +125,7 @@ def test_rows(tmp_path):
     (tmp_path / "zero.csv").symlink_to("/dev/zero")
     with in_time(), pytest.raises(BoundError, match=r"zero\.csv is a device"):
         load_rows(str(tmp_path / "zero.csv"))
-    for text in ('{"a": ' + "[" * 50_000 + "]" * 50_000 + "}", "[" * 50_000 + "]" * 50_000):
+    for text in (f'{{"a": {DEEP}}}', DEEP):
         (tmp_path / "deep.json").write_text(text)
         with pytest.raises(RowsError, match=r"deep\.json.*: lists and objects are nested too deep\."):
             load_rows(str(tmp_path / "deep.json"))
@@ -157,9 +143,7 @@ def test_packed_rows_that_stand_for_far_more(tmp_path, monkeypatch):
     assert [int(row["a"]) for row in load_rows(str(file))] == numbers.tolist()
     monkeypatch.setattr(rows, "MOST_ROWS", 999)
     pyarrow.parquet.write_table(pyarrow.table({"a": [1] * 1000}), tmp_path / "a.parquet")
-    with pytest.raises(
-        BoundError, match=r"a\.parquet has 1,000 rows, and at most 999 are read: give a part of it"
-    ):
+    with pytest.raises(BoundError, match=r"a\.parquet has 1,000 rows, and at most 999 are read: give a"):
         load_rows(str(tmp_path / "a.parquet"))
 
 
@@ -175,12 +159,11 @@ def test_a_report_leaves_such_a_file_out_and_says_so(tmp_path, name):
         (found,) = read_runs([run])
         read = {"csv": found.csv, "json": found.json}.get(name.rpartition(".")[2])
         assert not (read(name) if read else found.jsonl(name))
-    assert found.faults == {
-        name: f"is left out: {name} is a pipe, which may never end: give a plain file, or remove it"
-    }
+    left_out = f"is left out: {name} is a pipe, which may never end: give a plain file, or remove it"
+    assert found.faults == {name: left_out}
 
 
-@pytest.mark.parametrize("text", [bomb(), "a: " + "[" * 50_000 + "]" * 50_000])
+@pytest.mark.parametrize("text", [bomb(), f"a: {DEEP}"])
 def test_a_report_leaves_such_a_config_out(tmp_path, text):
     (tmp_path / "run.json").write_text(json.dumps({"commands": []}))
     (tmp_path / "config.yaml").write_text(text)

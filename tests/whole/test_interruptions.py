@@ -121,9 +121,8 @@ def test_killed_at_random_moments(command, uninterrupted, tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     ends = []
     for signum in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL, None):
-        ends.append(
-            Child([*command, str(folder)], log, after(moments.uniform(0.1, 0.4) * seconds, signum)).wait()
-        )
+        stop = after(moments.uniform(0.1, 0.4) * seconds, signum)
+        ends.append(Child([*command, str(folder)], log, stop).wait())
     assert ends[0] == CODES[KILLED]  # the others may come when all is done
     assert ends[-1] == 0, log.read_text()
     assert what_counts(folder) == expected
@@ -137,9 +136,7 @@ def test_a_stopped_fit_says_that_the_same_command_goes_on(tiny_model, tmp_path, 
     prepare = at(FederatedLoop, "on_train_batch_start", second_epoch_second_batch, signum)
     arguments = ["fit", *tiny_selector(tiny_model, tmp_path / "run")]
     assert Child(arguments, log, prepare).wait() == code
-    assert log.read_text().endswith(
-        "fedlight: stopped after a checkpoint: the same command goes on from it\n"
-    )
+    assert log.read_text().endswith("stopped after a checkpoint: the same command goes on from it\n")
     outcome = fedlight(*arguments)
     assert (outcome.code, f"{tmp_path}/run: the run goes on from epoch=0.ckpt" in outcome.err) == (0, True)
     assert len(table(Path(tmp_path / "run/visits.csv"))) == 4
@@ -172,9 +169,8 @@ def test_a_killed_fit_with_memories_on_disk_leaves_what_an_undisturbed_one_leave
 
     def left_in(folder):
         visits = [{**row, "seconds": None} for row in table(folder / "visits.csv")]
-        memories = sorted(
-            (*file.stem.split("-")[:2], file.stem.split("-")[3]) for file in folder.glob("clients/*")
-        )
+        names = [file.stem.split("-") for file in folder.glob("clients/*")]
+        memories = sorted((*name[:2], name[3]) for name in names)
         return visits, memories, (folder / "adapter/adapter_model.safetensors").read_bytes()
 
     whole, run, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"

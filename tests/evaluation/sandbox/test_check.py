@@ -7,13 +7,14 @@ pytestmark = pytest.mark.skipif(missing_protection() is not None, reason=f"{miss
 LIMITS = Limits(wall_seconds=120, cpu_seconds=60, memory_mib=256)  # never reached, however slow the machine
 PROCESSOR = Limits(wall_seconds=120, cpu_seconds=1, memory_mib=256)
 CLOCK = Limits(wall_seconds=0.5, cpu_seconds=60, memory_mib=256)
+FAILED = "RuntimeError: the function failed: "
+EQUALS, WRONG = "    def __eq__(self, other): return True", "def double(x): return 0"
 TESTS = "assert double(3) == 6\nassert double(x=[1]) == [1, 1]"
 
 
 def test_a_right_function_passes() -> None:
-    found = check_function(
-        "import math\ndef double(x):\n    print('noise')\n    return x * 2", "double", TESTS, limits=LIMITS
-    )
+    code = "import math\ndef double(x):\n    print('noise')\n    return x * 2"
+    found = check_function(code, "double", TESTS, limits=LIMITS)
     assert (found.passed, found.outcome, found.detail) == (True, "finished", "")
 
 
@@ -24,41 +25,17 @@ def test_a_right_function_passes() -> None:
         ("def double(x): return None", "error", "AssertionError"),
         ("def other(x): return 2 * x", "error", "NameError: name 'double' is not defined"),
         ("def double(x) return 2 * x", "error", "SyntaxError: expected ':'"),
-        ("def double(x): raise KeyError(x)", "error", "RuntimeError: the function failed: KeyError: 3"),
-        (
-            "def double(x): return double(x)",
-            "error",
-            "RuntimeError: the function failed: RecursionError: maximum recursion",
-        ),
-        (
-            "def double(x):\n    x = [0]\n    while True: x = x * 2",
-            "error",
-            "RuntimeError: the function failed: MemoryError:",
-        ),
+        ("def double(x): raise KeyError(x)", "error", f"{FAILED}KeyError: 3"),
+        ("def double(x): return double(x)", "error", f"{FAILED}RecursionError: maximum recursion"),
+        ("def double(x):\n    x = [0]\n    while True: x = x * 2", "error", f"{FAILED}MemoryError:"),
         ("import os; os._exit(0)", "exited", ""),
         ("def double(x):\n    import os\n    os._exit(0)", "exited", ""),
         ("raise SystemExit(0)", "error", "SystemExit: 0"),
         ("def double(x): raise SystemExit(0)", "error", "SystemExit: 0"),
-        (
-            "class Equal(int):\n    def __eq__(self, other): return True\ndef double(x): return Equal(0)",
-            "error",
-            "AssertionError",
-        ),
-        (
-            "class Equal:\n    def __eq__(self, other): return True\ndef double(x): return Equal()",
-            "error",
-            "RuntimeError: the function",
-        ),
-        (
-            "import builtins\nbuiltins.AssertionError = ValueError\ndef double(x): return 0",
-            "error",
-            "AssertionError",
-        ),
-        (
-            "import sys\nfor name in list(sys.modules): del sys.modules[name]\ndef double(x): return 0",
-            "error",
-            "",
-        ),
+        (f"class Equal(int):\n{EQUALS}\ndef double(x): return Equal(0)", "error", "AssertionError"),
+        (f"class Equal:\n{EQUALS}\ndef double(x): return Equal()", "error", "RuntimeError: the function"),
+        (f"import builtins\nbuiltins.AssertionError = ValueError\n{WRONG}", "error", "AssertionError"),
+        (f"import sys\nfor name in list(sys.modules): del sys.modules[name]\n{WRONG}", "error", ""),
         ("import gc, types\ndef double(x):\n    for o in gc.get_objects(): o.passed = True", "error", ""),
     ],
 )
@@ -115,10 +92,8 @@ def double(x): return 0
 
 def test_tests_use_their_own_helpers() -> None:
     code = "def helper(x): return 0\ndef double(x): return 2 * x"
-    tests = "assert double(helper(3)) == 8"
-    assert check_function(
-        code, "double", tests, prelude="def helper(x): return x + 1\ndef double(x): pass", limits=LIMITS
-    ).passed
+    tests, prelude = "assert double(helper(3)) == 8", "def helper(x): return x + 1\ndef double(x): pass"
+    assert check_function(code, "double", tests, prelude=prelude, limits=LIMITS).passed
 
 
 def test_tests_that_do_not_end_are_stopped() -> None:

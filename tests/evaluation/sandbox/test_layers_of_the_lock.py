@@ -23,13 +23,8 @@ kernel.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
 
 
 def printed(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", START + code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [sys.executable, "-I", "-S", "-c", START + code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

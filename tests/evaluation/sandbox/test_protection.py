@@ -65,18 +65,13 @@ def test_every_number_has_its_verdict(machine: str) -> None:
 def test_arguments_decide(machine: str) -> None:
     numbers = MACHINES[machine].allowed
     cut, write, cut_and_write = 0o1000, 0o1, 0o1001
-    opened = [
-        verdict(machine, numbers["openat"], 0, 0, flags)
-        for flags in (0, write, cut_and_write, cut, cut | 1 << 19)
-    ]
+    flags = (0, write, cut_and_write, cut, cut | 1 << 19)
+    opened = [verdict(machine, numbers["openat"], 0, 0, flag) for flag in flags]
     assert opened == [ALLOWED, ALLOWED, ALLOWED, REFUSED, REFUSED]
-    assert [verdict(machine, numbers["ioctl"], 0, command) for command in (0x5401, 0x5412)] == [
-        ALLOWED,
-        REFUSED,
-    ]
-    assert [verdict(machine, numbers["fcntl"], 0, command) for command in (3, 1030, 8, 10, 1031)] == [
-        ALLOWED
-    ] * 2 + [REFUSED] * 3
+    asked = [verdict(machine, numbers["ioctl"], 0, command) for command in (0x5401, 0x5412)]
+    assert asked == [ALLOWED, REFUSED]
+    controlled = [verdict(machine, numbers["fcntl"], 0, command) for command in (3, 1030, 8, 10, 1031)]
+    assert controlled == [ALLOWED] * 2 + [REFUSED] * 3
     limits = [(0, 7, 0), (1, 7, 0), (0, 7, 1), (0, 7, 1 << 32)]
     assert [verdict(machine, numbers["prlimit64"], *given) for given in limits] == [ALLOWED] + [REFUSED] * 3
 
@@ -89,9 +84,7 @@ def test_arguments_decide(machine: str) -> None:
         (errno.EPERM, "container"),
     ],
 )
-def test_a_kernel_without_landlock_is_refused(
-    number: int, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_without_landlock_is_refused(number, words, monkeypatch) -> None:
     def fails() -> int:
         raise OSError(number, errno.errorcode[number])
 
@@ -112,19 +105,14 @@ def test_other_systems_and_processors_are_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_unprotected_code_still_has_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert (
-        run_python("import os; print(os.listdir('/') != [], dict(os.environ))", unprotected=True).stdout
-        == "True {}\n"
-    )
+    code = "import os; print(os.listdir('/') != [], dict(os.environ))"
+    assert run_python(code, unprotected=True).stdout == "True {}\n"
     assert run_python("x = bytearray(1 << 30)", unprotected=True).outcome == "error"
     assert check_function("def f(): return 1", "f", "assert f() == 1", unprotected=True).passed
 
 
-def test_an_interpreter_that_does_not_start_is_no_failure_of_the_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        "fedlight.evaluation.sandbox.process.FLAGS", ["-c", "raise SystemExit('no libpython')"]
-    )
+def test_an_interpreter_that_does_not_start_is_no_failure_of_the_code(monkeypatch) -> None:
+    fails = ["-c", "raise SystemExit('no libpython')"]
+    monkeypatch.setattr("fedlight.evaluation.sandbox.process.FLAGS", fails)
     with pytest.raises(SandboxError, match=r"could not be entered .exit status 1.: no libpython"):
         run_python("print(1)")

@@ -39,10 +39,8 @@ def test_nobody_can_be_connected_to() -> None:
 
 
 def test_sockets_by_ctypes() -> None:
-    result = run_python(
-        f"{KERNEL}print(libc.socket(2, 1, 0), libc.socketpair(1, 1, 0, bytes(8)), ctypes.get_errno())", LIMITS
-    )
-    assert result.stdout == "-1 -1 1\n"
+    code = f"{KERNEL}print(libc.socket(2, 1, 0), libc.socketpair(1, 1, 0, bytes(8)), ctypes.get_errno())"
+    assert run_python(code, LIMITS).stdout == "-1 -1 1\n"
 
 
 @pytest.mark.parametrize(
@@ -55,15 +53,10 @@ def test_sockets_by_ctypes() -> None:
         "import multiprocessing as m; p = m.get_context('fork').Process(target=print); p.start()",
         "import os; os.unshare(0x10000000)" if hasattr(os, "unshare") else "import os; os.fork()",
         "import os; os.memfd_create('x')",
-        "import os; os.kill(os.getppid(), 0)",
-        "import os; os.kill(os.getppid(), 9)",
-        "import os; os.kill(-1, 9)",
-        "import os; os.killpg(0, 9)",
-        "import os; os.nice(-5)",
-        "import os; os.setpriority(os.PRIO_PROCESS, 0, -5)",
-        "import os; os.sched_setaffinity(0, {0})",
-        "import os; os.setuid(1)",
-        "import os; os.setsid()",
+        *("import os; os.kill(os.getppid(), 0)", "import os; os.kill(os.getppid(), 9)"),
+        *("import os; os.kill(-1, 9)", "import os; os.killpg(0, 9)", "import os; os.setuid(1)"),
+        *("import os; os.nice(-5)", "import os; os.setpriority(os.PRIO_PROCESS, 0, -5)"),
+        *("import os; os.sched_setaffinity(0, {0})", "import os; os.setsid()"),
         "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETOWN, os.getppid())",
         "import fcntl; fcntl.ioctl(0, 0x5412, b'x')",
     ],
@@ -73,9 +66,8 @@ def test_calls_that_reach_out_are_refused(code: str) -> None:
 
 
 def test_limits_cannot_be_changed() -> None:
-    code = (
-        "import resource as r\nprint(r.getrlimit(r.RLIMIT_AS)[0] >> 20)\nr.setrlimit(r.RLIMIT_AS, ({0}, {0}))"
-    )
+    code = "import resource as r\nprint(r.getrlimit(r.RLIMIT_AS)[0] >> 20)\n"
+    code += "r.setrlimit(r.RLIMIT_AS, ({0}, {0}))"
     for value in (1 << 20, 1 << 40):
         result = run_python(code.format(value), LIMITS)
         assert result.stdout == "256\n"
@@ -112,10 +104,8 @@ def test_by_number(number: int) -> None:
     """fork, vfork, clone, clone3, socket, ptrace, process_vm_readv, bpf, io_uring_setup, open_by_handle_at, memfd, pidfd."""
     if os.uname().machine != "x86_64":
         pytest.skip("numbers of x86_64")
-    assert (
-        run_python(f"{KERNEL}print(libc.syscall({number}, 0, 0, 0, 0), ctypes.get_errno())", LIMITS).stdout
-        == "-1 1\n"
-    )
+    code = f"{KERNEL}print(libc.syscall({number}, 0, 0, 0, 0), ctypes.get_errno())"
+    assert run_python(code, LIMITS).stdout == "-1 1\n"
 
 
 def test_the_numbers_of_another_instruction_set_kill() -> None:
@@ -127,10 +117,11 @@ def test_the_numbers_of_another_instruction_set_kill() -> None:
 
 
 def test_what_root_may_do_is_refused_to_root() -> None:
-    for code in (
+    calls = (
         "os.setgroups([])",
         "time.clock_settime(0, 0)",
         "socket.sethostname('x')",
         "os.setresuid(1, 1, 1)",
-    ):
+    )
+    for code in calls:
         assert refused(f"import os, socket, time; {code}"), code

@@ -35,10 +35,14 @@ class Likes:
 
     def log_likelihoods(self, prompts, continuations):
         self.asked += [(prompt, list(own)) for prompt, own in zip(prompts, continuations, strict=True)]
-        return [
-            [Likelihood(self.log_prob[text], len(text.split()), False) for text in own]
-            for own in continuations
-        ]
+        return [[Likelihood(self.log_prob[t], len(t.split()), False) for t in own] for own in continuations]
+
+
+class Short(Likes):
+    """The first prompt is too long for it."""
+
+    def fits(self, prompts, new_tokens):
+        return [index > 0 for index, _ in enumerate(prompts)]
 
 
 def task_of(kind, rows, tmp_path, template=PLAIN, **options):
@@ -64,10 +68,10 @@ def test_gsm8k(tmp_path):
     assert prompt.endswith("### Instruction:\nHow many?\n\n### Response:")
     assert example.target == "1000"
     assert example.shown == "2 * 500 = 1000 legs.\n#### 1,000"
-    scores = [task.score(example, answer) for answer in ("#### 1000.0", "it is $1,000", "1001", "many")]
-    assert [(verdict.score, verdict.read) for verdict in scores] == [
-        *((1, "1000.0"), (1, "1000"), (0, "1001"), (0, None)),
-    ]
+    read = {"#### 1000.0": (1, "1000.0"), "it is $1,000": (1, "1000"), "1001": (0, "1001"), "many": (0, None)}
+    for answer, expected in read.items():
+        verdict = task.score(example, answer)
+        assert (verdict.score, verdict.read) == expected
     with pytest.raises(ValueError, match=r"GSM8K\.data, row 0: the answer has no number behind ####"):
         task_of(GSM8K, [{**MATH, "answer": "1000"}], tmp_path).read()
 
@@ -85,10 +89,8 @@ def test_multiple_choice_by_letters(tmp_path):
     assert result.by_group == {"human_anatomy": 1.0, "law": 0.0}
     found = result.metrics("mmlu")
     assert (found["score/mmlu"], found["likelihood/mmlu"], found["generated/mmlu"]) == (0.5, 0.5, 0.5)
-    assert {name: share for name, share in found.items() if name.startswith("share/")} == {
-        "share/mmlu/generated/A": 1.0,
-        "share/mmlu/likelihood/C": 1.0,
-    }
+    shares = {name: share for name, share in found.items() if name.startswith("share/")}
+    assert shares == {"share/mmlu/generated/A": 1.0, "share/mmlu/likelihood/C": 1.0}
     assert str(result).endswith("of 2 rows; generated 0.5000 (A 100%); likelihood 0.5000 (C 100%)")
 
 
@@ -100,11 +102,8 @@ def test_a_written_answer_without_a_letter_is_wrong_and_unread(tmp_path):
 
 
 def test_with_no_tokens_nothing_is_written_and_the_likeliest_choice_counts(tmp_path):
-    class Silent(Likes):
+    class Silent(Short):
         generate = None  # an error if called
-
-        def fits(self, prompts, new_tokens):
-            return [index > 0 for index, _ in enumerate(prompts)]
 
     task = task_of(MultipleChoice, [BONES, BONES, BONES], tmp_path, max_new_tokens=0)
     result = task.run(Silent({" A": -2.0, " B": -3.0, " C": -1.0}))
@@ -130,10 +129,6 @@ def test_yes_no_or_maybe_after_an_abstract(tmp_path):
 
 
 def test_a_prompt_that_is_too_long_counts_as_wrong_both_ways(tmp_path):
-    class Short(Likes):
-        def fits(self, prompts, new_tokens):
-            return [index > 0 for index, _ in enumerate(prompts)]
-
     model = Short({" A": -2.0, " B": -3.0, " C": -1.0}, writes="C")
     found = task_of(MultipleChoice, [BONES, BONES], tmp_path).run(model).metrics("x")
     assert (found["score/x"], found["generated/x"], found["likelihood/x"]) == (0.5, 0.5, 0.5)
@@ -167,14 +162,11 @@ def test_multiple_choice_refuses(tmp_path):
 
 def test_sentiment_as_fingpt_asks(tmp_path):
     news = task_of(Sentiment, [{"text": "Sales rose .", "label": 2}], tmp_path, coding="fpb")
-    assert news.read()[2] == [
-        "What is the sentiment of this news? Please choose an answer from {negative/neutral/positive}.\n"
-        "Sales rose .\nAnswer:"
-    ]
+    question = "What is the sentiment of this news? Please choose an answer from {negative/neutral/positive}."
+    assert news.read()[2] == [f"{question}\nSales rose .\nAnswer:"]
     assert news.read()[1][0].target == "positive"
-    rows = [
-        {"text": "$X", "label": score, "format": form} for score, form in ((-0.4, "post"), (0.05, "headline"))
-    ]
+    forms = {-0.4: "post", 0.05: "headline"}
+    rows = [{"text": "$X", "label": score, "format": form} for score, form in forms.items()]
     fiqa = task_of(Sentiment, rows, tmp_path, coding="fiqa")
     assert ["this tweet" in prompt for prompt in fiqa.read()[2]] == [True, False]
     assert [example.target for example in fiqa.read()[1]] == ["negative", "neutral"]
@@ -186,13 +178,16 @@ def test_sentiment_as_fingpt_asks(tmp_path):
 def test_sentiment_answers_are_read_strictly(tmp_path):
     task = task_of(Sentiment, [{"text": "x", "label": "neutral"}], tmp_path, coding="fpb")
     _, [example], _ = task.read()
+    neutral = (1, "neutral")
     read = {
-        answer: task.score(example, answer)
-        for answer in (" Neutral.", "neutral\nneutral", "neutrally", "positive")
+        " Neutral.": neutral,
+        "neutral\nneutral": neutral,
+        "neutrally": (0, None),
+        "positive": (0, "positive"),
     }
-    assert [(verdict.score, verdict.read) for verdict in read.values()] == [
-        *((1, "neutral"), (1, "neutral"), (0, None), (0, "positive")),
-    ]
+    for answer, expected in read.items():
+        verdict = task.score(example, answer)
+        assert (verdict.score, verdict.read) == expected
 
 
 @pytest.mark.parametrize(("coding", "label"), [("fpb", 3), ("tfns", ""), ("fiqa", 1.5), ("fiqa", "good")])
@@ -218,9 +213,8 @@ def test_all_answers_of_gsm8k_are_read(split):
 @real
 def test_the_medicine_of_mmlu():
     folder = SHARED / "data/mmlu_medical"
-    task = MultipleChoice(
-        TaskRows(str(folder / "test.jsonl.gz")), shots=TaskRows(str(folder / "dev.jsonl.gz")), num_shots=5
-    )
+    test, dev = (TaskRows(str(folder / f"{name}.jsonl.gz")) for name in ("test", "dev"))
+    task = MultipleChoice(test, shots=dev, num_shots=5)
     _, examples, prompts = task.read()
     assert len(examples) == 1089
     assert len({example.group for example in examples}) == 6

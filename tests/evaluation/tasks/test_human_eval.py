@@ -94,11 +94,10 @@ def test_settings_that_do_not_fit_are_refused(rows, options, message) -> None:
 
 
 def test_a_machine_without_protection_is_refused_before_the_model_works(rows, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "fedlight.evaluation.tasks.human_eval.missing_protection", lambda: "this is another system"
-    )
+    why = "fedlight.evaluation.tasks.human_eval.missing_protection"
+    monkeypatch.setattr(why, lambda: "this is another system")
     with pytest.raises(
-        SandboxError, match=r"HumanEval runs code of the model, and this is another system: .*unprotected"
+        SandboxError, match=r"runs code of the model, and this is another system: .*unprotected"
     ):
         HumanEval(rows)
     HumanEval(rows, unprotected=True)
@@ -120,10 +119,7 @@ def test_all_problems(form: str, passed: int) -> None:
     data = TaskRows(str(SHARED / "data" / "humaneval" / "HumanEval.jsonl.gz"), template="{instruction}")
     task = HumanEval(data, instruction=None)
     _, examples, _ = task.read()
-    rows = data.rows(["prompt", "canonical_solution"])
-    answers = [
-        [form.replace("{prompt}", row["prompt"]).replace("{canonical_solution}", row["canonical_solution"])]
-        for row in rows
-    ]
+    names = ["prompt", "canonical_solution"]
+    answers = [[re.sub(r"{(\w+)}", lambda slot, row=row: row[slot[1]], form)] for row in data.rows(names)]
     found = task.judge(examples, answers)
     assert sum(verdict.score for (verdict,) in found) == passed, [verdict.note for (verdict,) in found]
