@@ -85,11 +85,6 @@ def test_a_score_by_hand(benchmark):
     texts = benchmark.Texts(np.eye(5, dtype=np.float32), {}, {}, {}, np.arange(0))
     clients, given = {"u": np.array([0])}, {"u": np.array([1, 4])}
     domain = np.arange(4)
-    expected = {
-        "coverage": 0.5,
-        "distinct": 1.0,
-        "in_domain": 0.5,
-        "rows_in_domain": 1.0,
-        "nearly_private": 0.0,
-    }
+    expected = {"coverage": 0.5, "distinct": 1.0, "in_domain": 0.5}
+    expected |= {"rows_in_domain": 1.0, "nearly_private": 0.0}
     assert benchmark.score(texts, domain, domain, clients, given) == expected

@@ -25,11 +25,15 @@ from fedlight.modules.sft import SFTModule
 pytestmark = pytest.mark.slow  # a whole benchmark
 
 
-def test_cases_are_all_combinations_in_the_order_of_their_names():
+def test_cases_are_all_combinations_in_the_order_of_their_names_and_threads_are_set_back():
     found = cases(TINY, [2, 1], ["fp32", "nf4"])
     assert len(found) == 2 * 2 * 1 * 3
     first = ["1/fp32/32/1x008", "1/fp32/32/2x008", "1/fp32/32/2x016", "1/nf4/32/1x008"]
     assert [case.name for case in found][:4] == first
+    before = torch.get_num_threads()
+    with on_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
 
 
 def test_predictions_by_hand():
@@ -63,13 +67,6 @@ def test_operations_are_those_of_the_batch_that_is_trained(tmp_path):
     assert time_visit(module, batch, steps=2) > 0
     after = dict(module.named_parameters())
     assert any(not after[name].equal(weight) for name, weight in before.items())  # training was timed
-
-
-def test_threads_are_set_back():
-    before = torch.get_num_threads()
-    with on_threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-    assert torch.get_num_threads() == before
 
 
 @pytest.mark.filterwarnings("ignore")

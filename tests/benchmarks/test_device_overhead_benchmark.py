@@ -10,12 +10,8 @@ INSIDE = ("inside_seconds", "inside_ratio")
 
 
 def arguments(model):
-    settings = {
-        "model": model,
-        "source": "toy:votes?num_clients=6&votes_per_client=10",
-        "rounds": 2,
-        "pairs": 1,
-    }
+    source = "toy:votes?num_clients=6&votes_per_client=10"
+    settings = {"model": model, "source": source, "rounds": 2, "pairs": 1}
     settings |= {"clients-per-round": 2, "local-steps": 1, "batch-size": 4, "steps": 1}
     return [text for name, value in settings.items() for text in (f"--{name}", str(value))]
 
@@ -38,13 +34,10 @@ def test_both_tables(benchmark, tiny_model, tmp_path, capsys):
     assert f"run      {emulation['run_seconds']:27.2f}   {emulation['run_ratio']:.3f}" in out
 
 
-def test_a_dropout_cannot_be_compared(benchmark, tiny_model, monkeypatch):
+def test_dropouts_and_other_weights_cannot_be_compared(benchmark, tiny_model, monkeypatch):
     monkeypatch.setitem(benchmark.DEVICE, "memory_gib", 0.0001)
     with pytest.raises(RuntimeError, match="a device dropped out"):
         benchmark.main(arguments(tiny_model))
-
-
-def test_other_weights_cannot_be_compared(benchmark):
     with pytest.raises(RuntimeError, match="bit for bit"):
         benchmark.check_equal({"a": torch.ones(2)}, {"a": torch.tensor([1.0, 1.0000001])})
 

@@ -16,21 +16,14 @@ SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "he
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gemma")
-    config = {
-        "model_type": "gemma3_text",
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "vocab_size": 64,
-    }
+    config = {"model_type": "gemma3_text", "num_attention_heads": 4, "num_key_value_heads": 1}
+    config["vocab_size"] = 64
     (folder / "config.json").write_text(json.dumps({**config, **SIZES}))
     return str(folder)
 
 
-def test_every_second_name_is_fitted():
+def test_every_second_name_is_fitted_to_the_geometric_mean_of_the_shares():
     assert halves(["d", "a", "c", "b", "e"]) == {"a": True, "b": False, "c": True, "d": False, "e": True}
-
-
-def test_utilisation_is_the_geometric_mean_of_the_shares():
     cases = [(UNIT, 2e12, 10.0), (replace(UNIT, tflops=4), 8e12, 2.5)]  # shares 0.2 and 0.8
     assert fit_utilisation(cases) == pytest.approx(0.4)
 
@@ -70,15 +63,12 @@ def test_fitted_and_tested_halves(model):
     assert told == pytest.approx({"cases": 2, "within_goal": 1, "median": 0.375, "largest": 0.75})
 
 
-def test_releases_have_their_own_utilisation(model):
+def test_releases_have_their_own_utilisation_and_a_fitted_case(model):
     slow = [Case(f"jetson_nano/two/{n}", "y", 1, 1, 8, 1, 100.0) for n in "ab"]
     fast = [Case(f"jetson_nano/one/{n}", "x", 1, 1, 8, 1, 1.0) for n in "ab"]
     rows, _ = compare([*fast, *slow], model)
     assert [row.by_release for row in rows] == pytest.approx([1, 1, 100, 100])
     assert [row.by_device for row in rows] == pytest.approx([10, 10, 10, 10])
-
-
-def test_a_release_without_a_fitted_case(model):
     cases = [Case(f"jetson_nano/{n}/a", n, 1, 1, 8, 1, 1.0) for n in "ab"]
     with pytest.raises(ValueError, match="jetson_nano, b: there is no case on which to fit"):
         compare(cases, model)

@@ -25,12 +25,9 @@ def test_the_correction_comes_nearer_with_more_prompts(rows):
     assert rows["soft", "805 prompts"]["rmse"] < rows["hard", "805 prompts"]["rmse"]
 
 
-def test_a_judge_of_length_alone(rows):
+def test_a_judge_of_length_alone_and_pairs_of_a_prompt(rows):
     found = rows["length alone", "2000 prompts"]
     assert 0.4 < found["lowest"] <= found["highest"] < 0.6
-
-
-def test_pairs_of_a_prompt_are_no_independent_draws(rows):
     for prompts in ("20 prompts", "60 prompts", "200 prompts"):
         held = {name: rows[name, prompts]["held"] for name in ("one pair a prompt", "several pairs a prompt")}
         assert min(held.values()) > rows["pairs drawn", prompts]["held"] + 0.1

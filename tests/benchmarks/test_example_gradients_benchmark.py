@@ -9,15 +9,8 @@ import pytest
 def test_both_ways_find_what_the_loop_finds(benchmark, tmp_path, monkeypatch, base):
     """The memory is left out: a process of its own for each way takes half a minute."""
     monkeypatch.setattr(benchmark, "_elsewhere", lambda *_: 1.0)
-    sizes = {
-        "hidden": 64,
-        "vocabulary": 200,
-        "layers": 1,
-        "rank": 2,
-        "batch": 3,
-        "repeats": 1,
-        "dimension": 64,
-    }
+    sizes = {"hidden": 64, "vocabulary": 200, "layers": 1, "rank": 2, "batch": 3, "repeats": 1}
+    sizes["dimension"] = 64
     options = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
     file = tmp_path / "found.json"
     benchmark.main(["--tokens", "12", "--base", base, "--json", str(file), *options])

@@ -33,13 +33,10 @@ def test_no_rule_agrees_with_more_people_than_their_majority():
     assert agree["pooled"].mean() < agree["people"].mean()
 
 
-def test_one_taste_leaves_nothing_to_choose_between_the_rules():
+def test_one_taste_leaves_nothing_to_choose_and_ties_are_ties():
     one = np.random.default_rng(2).normal(0, 2, (100, 1))
     labels = [np.sign(margins(np.repeat(one, 3, axis=1), THIRDS, rule, 0.8)) for rule in RULES]
     assert all((label == labels[0]).all() for label in labels)
-
-
-def test_ties_are_ties():
     """1/3 - 1/3 + 0 in floating point is not always 0."""
     shares = np.array([14, 13, 13]) / 40
     assert margins(np.array([[1.0, -1.0, 0.0]]), THIRDS, "groups", 1.0).tolist() == [0.0]

@@ -365,15 +365,12 @@ def paired(first, second):
     return measurement(key=("method",), record={**MADE, "rows": rows}, tables={})
 
 
-def test_a_difference_has_the_interval_of_its_seeds():
+def test_a_difference_has_the_interval_of_its_seeds_and_is_rerun_as_its_two_sides():
     """Differences 0.1, 0.2, 0.3: 0.2 ± 4.303 * 0.1 / sqrt(3), Student's t of two degrees of freedom."""
     one = paired([0.5, 0.7, 0.9], [0.4, 0.5, 0.6])
     text, found = filled("{score[a minus b]:+.3f}", {"m": one}, one)
     assert text == "+0.200 [-0.048, +0.448]"
     assert [side.rows for side in found[0].sides] == [(0, 1, 2), (3, 4, 5)]
-
-
-def test_a_difference_is_rerun_as_its_two_sides():
     one = paired([0.5, 0.7], [0.4, 0.5])
     both = published(one, tables={"claims": {"template": "{m.score[b minus a]:.2f}"}})
     assert [figure.rows for figure in figures(both, one)] == [(2, 3), (0, 1)]

@@ -159,12 +159,8 @@ def test_finished_methods_are_kept_and_other_settings_refused(benchmark, tmp_pat
 
     monkeypatch.setattr(benchmark, "train_and_test", training)
     command = ["real_votes", f"--votes={tmp_path / 'votes.jsonl'}", f"--gold={tmp_path / 'gold.jsonl'}"]
-    command += [
-        f"--folder={tmp_path / 'runs'}",
-        f"--json={tmp_path / 'rows.json'}",
-        "--workers=2",
-        "--folds=3",
-    ]
+    command += [f"--folder={tmp_path / 'runs'}", f"--json={tmp_path / 'rows.json'}"]
+    command += ["--workers=2", "--folds=3"]
     for folds, expected in ((["0"], 4), (["0", "1", "2"], 12), (["0", "1", "2"], 12)):
         monkeypatch.setattr("sys.argv", [*command, "--fold", *folds, "--seed=4"])
         benchmark.main()

@@ -50,11 +50,12 @@ def test_special_tokens_are_distinct_and_weights_fp32(
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_the_world_has_no_unknown_word_and_survives_the_round_trip(tokenizer) -> None:
+def test_the_tokenizer_is_the_one_of_the_script_and_knows_every_word_of_the_world(tokenizer) -> None:
     rng = random.Random(0)
     for text in [draw(rng) for draw in (summary_text, check_text, pair_text) for _ in range(40)]:
         assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
     assert tokenizer.decode(tokenizer(POST)["input_ids"]) == POST
+    assert make_tokenizer().get_vocab() == tokenizer.get_vocab()
 
 
 def test_choice_tokens_follow_the_colon(tokenizer: "PreTrainedTokenizerFast") -> None:
@@ -76,16 +77,11 @@ def test_prompts_are_short(tokenizer: "PreTrainedTokenizerFast") -> None:
     assert len(tokenizer(GENERATION_TEMPLATE.format(prompt=POST))["input_ids"]) <= 24
 
 
-def test_the_tokenizer_in_the_folder_is_the_one_of_the_script(tokenizer: "PreTrainedTokenizerFast") -> None:
-    assert make_tokenizer().get_vocab() == tokenizer.get_vocab()
-
-
 def test_labels_of_pretraining(tokenizer: "PreTrainedTokenizerFast") -> None:
     single = GENERATION_TEMPLATE.format(prompt=POST).replace("SUMMARY", "CHECK")
     single += " anna bakes bread right . </s>"
-    question = (
-        "A : ben reads maps .\nB : anna bakes pies wrong .\nwhich is longer ?\nYOUR CHOICE: B\nA covers 1"
-    )
+    question = "A : ben reads maps .\nB : anna bakes pies wrong .\nwhich is longer ?\n"
+    question += "YOUR CHOICE: B\nA covers 1"
     batch = Reader(tokenizer).batch([single, f"POST : {POST}\n{question}"])
 
     def learned(labels: torch.Tensor) -> str:
@@ -111,25 +107,19 @@ def test_heads_start_where_they_should() -> None:
     assert last_marker.argmax(-1)[[2, 9, 17, 20, 23]].tolist() == [0, 0, 0, 18, 18]
 
 
-def test_it_reads(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast") -> None:
+def test_it_reads_and_writes(model, tokenizer) -> None:
     for question, accuracy in reading(model, tokenizer, num_pairs=100).items():
         assert accuracy > 0.8, question
-
-
-def test_it_writes(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast") -> None:
     found = writing(model, tokenizer, num_posts=40)
     assert 0.6 < found["true_share"] < 0.95
     assert found["junk"] < 0.1
     assert found["distinct_of_4"] > 3
 
 
-def test_questions_and_their_answers() -> None:
+def test_questions_and_their_answers_ask_nothing_of_the_votes() -> None:
     found = answers(Traits(1, 2, 0, 1, 10, 0), Traits(2, 0, 1, 0, 7, 0))
     assert list(found.values()) == ["A", "B", "A", "B", "A"]
     assert list(found) == list(QUESTIONS)
     assert answers(Traits(1, 0, 0, 0, 3, 0), Traits(1, 0, 0, 0, 3, 0)) == {}
-
-
-def test_what_is_better_is_never_asked_before_the_votes() -> None:
     assert "better" in CHOICE_TEMPLATE
     assert not any("better" in question for question in QUESTIONS)

@@ -22,20 +22,16 @@ def test_devices_names_every_profile_and_fleet_with_its_figures():
     assert found["iphone_xr"][1:5] == ["3", "0.56", "56", "17"]
 
 
-def test_the_lists_take_no_arguments():
+def test_the_lists_take_no_arguments_but_for_help():
     assert "takes no arguments: leave out x" in refused(fedlight("methods", "x"))
-
-
-def test_help_for_a_list_is_its_usage_and_the_list():
     assert fedlight("devices", "--help").out.splitlines()[:2] == ["usage: fedlight devices", ""]
     assert "iphone_xr" in fedlight("devices", "-h").out
 
 
 def test_the_page_of_keys_has_a_line_for_each_of_fedlights_own_before_lightnings():
     page = fedlight("fit", "--help").out.splitlines()
-    start, end = (
-        next(i for i, line in enumerate(page) if line.startswith(f"{k}:")) for k in ("federated", "trainer")
-    )
+    heads = ("federated:", "trainer:")
+    start, end = (next(i for i, line in enumerate(page) if line.startswith(head)) for head in heads)
     own = [line for line in page[start:end] if line.startswith("  --")]
     assert 40 < len(own) <= 62
     assert len(own) + 8 >= end - start  # headings and blank lines apart

@@ -50,11 +50,8 @@ def test_help_imports_nothing_heavy():
     assert said == [f"imported|{command}" for command in commands]
 
 
-def test_a_report_reads_files_without_torch():
+def test_reports_and_recipes_are_read_without_torch():
     assert imported("import fedlight.report.page") & HEAVY == {"matplotlib"}
-
-
-def test_a_recipe_is_read_without_torch():
     assert imported("from fedlight.recipes.recipe import load; load('demo')") & HEAVY == {"omegaconf"}
 
 

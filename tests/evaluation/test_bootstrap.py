@@ -53,14 +53,11 @@ def test_chunks_of_draws_are_the_same_draws(monkeypatch):
     assert bootstrap_interval(values, seed=1) != whole
 
 
-def test_what_is_unread_is_left_out_and_one_prompt_says_nothing():
+def test_what_is_unread_is_left_out_and_what_does_not_fit_is_refused():
     assert bootstrap_interval([1, math.nan, 0, 1, 1]) == bootstrap_interval([1, 0, 1, 1])
     for values, prompts in (([], None), ([1.0], None), ([1, 0, 1], ["a"] * 3), ([math.nan, 1], None)):
         assert all(math.isnan(end) for end in bootstrap_interval(values, prompts))
     assert bootstrap_interval([1.0] * 9) == Interval(1, 1)
-
-
-def test_what_does_not_fit_is_refused():
     for options in ({"level": 0.0}, {"level": 1.0}, {"draws": 0}):
         with pytest.raises(ValueError, match=r"must lie between 0 and 1, and draws=\d+ be at least 1"):
             bootstrap_interval([0, 1], **options)

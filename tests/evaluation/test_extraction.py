@@ -14,43 +14,33 @@ from fedlight.evaluation.extraction import (
 )
 
 
-def test_what_a_sample_is_most_like():
-    # With "name a planet": 2 * 2 / (3 + 3), with "add two numbers": 0, with "a planet": 2 * 2 / (3 + 2).
+def test_what_a_sample_is_most_like_and_what_is_exact():
     _, [record] = compare_with_all(["a planet please"], ["name a planet", "add two numbers", "a planet"])
     assert record["mean"] == pytest.approx((2 / 3 + 0 + 4 / 5) / 3)
     assert record["best"] == pytest.approx(4 / 5)
     assert (record["nearest"], record["exact"]) == ("a planet", False)
-
-
-def test_equal_but_for_white_space_is_exact_and_more_is_not():
     texts = [" add\ntwo  numbers ", "Add two numbers", "add two numbers ."]
     _, records = compare_with_all(texts, ["add two numbers"])
     assert [record["exact"] for record in records] == [True, False, False]
     assert [record["best"] for record in records] == [1.0, 1.0, 1.0]  # ROUGE sees neither case nor marks
 
 
-def test_extraction_of_samples_by_hand():
+def test_extraction_of_samples_by_hand_and_of_copies():
     texts, references = ["a b", "c d", "a  b", "x"], ["a b", "c e", "f g", "a b"]
     metrics, _ = compare_with_all(texts, references)
     # Rows of the table of pairs: 1 0 0 1; 0 .5 0 0; 1 0 0 1; 0 0 0 0. Extracted is "a b" of three different ones.
     expected = {"rouge_l": 4.5 / 16, "rouge_l_best": 2.5 / 4, "exact": 0.5, "extracted": 1 / 3}
     assert metrics == pytest.approx(expected)
-
-
-def test_a_copied_text_moves_the_best_match_and_hardly_the_mean():
     references = [f"{letter} {letter}x {letter}y" for letter in "abcdefghij"]
     metrics, _ = compare_with_all(references, references)
     assert metrics["rouge_l"] == pytest.approx(0.1)
     assert metrics["rouge_l_best"] == metrics["exact"] == metrics["extracted"] == 1
 
 
-def test_recalls_by_hand():
+def test_recalls_by_hand_and_secrets_in_whole_words():
     one, other = recalls(["the cat  sat", "a mat"], ["the cat sat", "the cat on a mat"])
     assert one == {"rouge_l": 1, "exact": True}
     assert other == {"rouge_l": pytest.approx(4 / 7), "exact": False}
-
-
-def test_a_secret_is_said_in_whole_words():
     assert contains_secret(["no", "it is 4 8\n1 5 ."], "4 8 1 5")
     assert not contains_secret(["14 8 1 5", "4 8 1 50", "4 8 x 1 5", ""], "4 8 1 5")
     assert not contains_secret([], "4 8 1 5")
@@ -79,7 +69,7 @@ def test_clients_take_turns():
     assert round_robin({}, 3, seed=0) == []
 
 
-def test_both_forms_of_alpaca():
+def test_both_forms_of_alpaca_and_the_joined_one_of_figure_8_of_feddca():
     opening = opening_of([ALPACA, ALPACA_NO_INPUT])
     assert [prefix.splitlines()[-1] for prefix in opening.prefixes] == ["### Instruction:"] * 2
     assert all(prefix.endswith("### Instruction:\n") for prefix in opening.prefixes)
@@ -87,9 +77,6 @@ def test_both_forms_of_alpaca():
     template = Template.named("alpaca")
     for row in ({"instruction": "Add.\nNow.", "input": "1 2"}, {"instruction": "Add.\nNow.", "input": ""}):
         assert opening.body(template.render(row).text) == "Add.\nNow."
-
-
-def test_the_joined_form_of_alpaca_begins_with_figure_8_of_feddca():
     template = Template.named("alpaca_joined")
     opening = opening_of([template.text, template.without.text])
     assert opening.prefixes == (

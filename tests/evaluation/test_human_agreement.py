@@ -62,12 +62,9 @@ def test_the_interval_is_over_questions():
     assert (found.majority, found.majority_low, found.majority_high) == (0.5, 0, 1)
 
 
-def test_a_majority_is_one_verdict():
+def test_a_majority_is_one_verdict_and_nothing_known_is_none():
     assert (majority([1, 1, 0.5]), majority([0]), majority([0.5, 0.5, 0, 1])) == (1, 0, 0.5)
     assert all(math.isnan(majority(votes)) for votes in ([], [1, 0], [0.5, 1], [1, 0, 0.5]))
-
-
-def test_nothing_known():
     found = agreement([Judged([], 1, "q"), Judged([1], NAN, "q")], ties=True)
     assert (found.pairs, found.unread_pairs, found.no_vote, found.votes, found.several) == (0, 1, 1, 1, 0)
     assert all(math.isnan(value) for value in found[1:6])

@@ -12,10 +12,11 @@ def test_scores_by_hand():
     assert mean_losses([Likelihood(-3.0, 2, True), Likelihood(-1.0, 4, False)]).tolist() == [1.5, 0.25]
 
 
-def test_the_lowest_ifs_is_the_prompt_that_helps_most():
-    # The prompt halves the loss of the first response, does nothing for the second, and misleads the third.
+def test_the_lowest_ifs_is_the_prompt_that_helps_most_and_nothing_is_chosen_of_nothing():
     assert best(ifs([1.0, 3.0, 2.0], [2.0, 3.0, 1.0]), keep=1).tolist() == [0]
     assert best(ifs([1.0, 3.0, 2.0], [2.0, 3.0, 1.0]), keep=1, highest=True).tolist() == [2]
+    assert best([], keep=3).tolist() == []
+    assert best([1.0], keep=0).tolist() == []
 
 
 def test_what_is_not_finite_never_wins():
@@ -29,8 +30,3 @@ def test_what_is_not_finite_never_wins():
 @pytest.mark.parametrize("highest", [False, True])
 def test_of_equal_scores_the_earlier_ones_win(highest):
     assert best([1.0, 1.0, 1.0, 1.0], keep=2, highest=highest).tolist() == [0, 1]
-
-
-def test_nothing_is_chosen_of_nothing():
-    assert best([], keep=3).tolist() == []
-    assert best([1.0], keep=0).tolist() == []

@@ -31,14 +31,10 @@ def texts(number, words, seed=0):
     return [" ".join(draw.choices(WORDS, k=draw.randint(1, words))) for _ in range(number)]
 
 
-def test_rouge_l_by_hand():
-    # "the cat sat on the mat" and "the cat on a mat" share "the cat on mat": 2 * 4 / (6 + 5).
+def test_rouge_l_by_hand_and_against_the_recursion():
     assert rouge_l("The cat sat on the mat.", "the cat on a mat") == pytest.approx(8 / 11)
     assert rouge_l("a b", "b a") == pytest.approx(0.5)
     assert rouge_l("a", "b") == 0
-
-
-def test_rouge_l_against_the_recursion():
     for one, other in zip(texts(30, 8), texts(30, 8, seed=1), strict=True):
         assert rouge_l(one, other) == pytest.approx(f1(one, other))
 
@@ -55,31 +51,25 @@ def test_near_finds_the_first_that_exceeds_the_limit(limit):
     assert (found == 0) == (limit == 1.0)
 
 
-def test_exactly_the_limit_is_not_above_it():
+def test_the_limit_repeated_words_and_texts_without_words_by_hand():
     known = KnownTexts(limit=0.5)
     known.add("b a")
     assert known.near("a b") is None  # 0.5
     assert known.near("b a c") == "b a"  # 0.8
-
-
-def test_a_repeated_word_counts_as_often_as_both_have_it():
     known = KnownTexts(limit=0.5)
     known.add("very very very very")
     assert known.near("very") is None  # 2 * 1 / 5
     assert known.near("very very") == "very very very very"  # 2 * 2 / 6
-
-
-def test_texts_without_a_latin_word_are_near_to_nothing():
     known = KnownTexts(limit=0.0)
     known.add("你好")
     known.add("")
     assert known.near("你好") is None
     assert known.near("") is None
-
-
-def test_nothing_known():
     assert KnownTexts(0.7).near("a b") is None
     assert not KnownTexts(0.7).overlaps("a b c d e")
+    known = KnownTexts(limit=0.7)
+    known.add("你好 AI 你好")
+    assert not known.overlaps("They say that AI will do it.")
 
 
 @pytest.mark.parametrize(
@@ -102,12 +92,6 @@ def test_a_part_of_a_text_is_near_a_shorter_one_whichever_is_known(text, overlap
     assert not known.overlaps(text)
 
 
-def test_one_latin_word_in_another_script_is_no_part():
-    known = KnownTexts(limit=0.7)
-    known.add("你好 AI 你好")
-    assert not known.overlaps("They say that AI will do it.")
-
-
 def test_all_pairs_equal_rouge_score_to_the_last_bit():
     ours, theirs = texts(30, 70), texts(20, 70, seed=1)
     ours[:4] = ["", "...", "你好", "The a-planet, THE planet's 2 stars!"]
@@ -120,15 +104,12 @@ def test_all_pairs_equal_rouge_score_to_the_last_bit():
     assert expected[9][2] == 1
 
 
-def test_equal_texts_are_compared_once_and_given_everywhere():
+def test_equal_texts_are_compared_once_and_pairs_have_one_reference_each():
     table = pairwise_rouge_l(["a b", "a", "a b"], ["b", "a b", "b"])
     assert table[0] == pytest.approx([2 / 3, 1, 2 / 3])
     assert table.tolist()[2] == table.tolist()[0]
     assert table.shape == (3, 3)
     assert pairwise_rouge_l([], ["a"]).shape == (0, 1)
     assert rouge_l_of_pairs([], []).tolist() == []
-
-
-def test_pairs_have_one_reference_each():
     with pytest.raises(ValueError, match="shorter"):
         rouge_l_of_pairs(["a", "b"], ["a"])

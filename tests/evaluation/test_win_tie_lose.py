@@ -35,11 +35,15 @@ def test_shares_and_errors_by_hand():
     assert found.prefers_first == (0.5 + 0.5 + 1.0 + 0.5) / 4
 
 
-def test_a_judge_that_always_takes_the_first_ties_everything():
+def test_a_judge_that_always_takes_the_first_ties_everything_and_nothing_read_is_nothing_known():
     found = win_tie_lose([1.0] * 6, [0.0] * 6)
     assert (found.tie, found.order_changed, found.prefers_first) == (1, 1, 1)
     opposite = win_tie_lose([0.0] * 6, [1.0] * 6)
     assert (opposite.tie, opposite.order_changed, opposite.prefers_first) == (1, 1, 0)
+    found = win_tie_lose([NAN, 1], [1, NAN])
+    assert (found.pairs, found.unread) == (0, 2)
+    assert math.isnan(found.win)
+    assert math.isnan(found.wt)
 
 
 def test_who_is_called_ours_does_not_matter():
@@ -59,13 +63,6 @@ def test_pairs_of_one_prompt_are_one_draw():
     assert found.win == 0.5
     assert found.win_stderr == pytest.approx(win_tie_lose([1, 0], [1, 0]).win_stderr)
     assert win_tie_lose(verdicts, verdicts).win_stderr < found.win_stderr
-
-
-def test_nothing_read_is_nothing_known():
-    found = win_tie_lose([NAN, 1], [1, NAN])
-    assert (found.pairs, found.unread) == (0, 2)
-    assert math.isnan(found.win)
-    assert math.isnan(found.wt)
 
 
 def test_what_does_not_fit_together_is_refused():

@@ -47,12 +47,9 @@ def test_each_step_is_clipped_to_the_median_of_the_visits_steps_so_far():
     assert 0 < clipped < 24
 
 
-def test_a_wide_bound_changes_nothing():
+def test_a_wide_bound_changes_nothing_and_clients_in_one_batch_are_refused():
     wide, plain = (weights(federate(parts=parts)[0]) for parts in ([ClipToMedian(1e9)], []))
     assert_equal(wide, plain)
-
-
-def test_clients_in_one_batch_are_refused():
     with pytest.raises(ValueError, match="set clients_at_once=1"):
         ClipToMedian().enter(None, type("Group", (), {"beside": object()}), None)
 

@@ -82,10 +82,8 @@ def test_data_that_cannot_be_shared_out_is_refused(scripts, tmp_path):
         def __iter__(self):
             return iter(torch.zeros(4, 5, dtype=torch.long))
 
-    endless, run = (
-        torch.utils.data.DataLoader(Endless(), batch_size=2),
-        trainer(tmp_path, 1, federated.federation()),
-    )
+    endless = torch.utils.data.DataLoader(Endless(), batch_size=2)
+    run = trainer(tmp_path, 1, federated.federation())
     with pytest.raises(ValueError, match="iterable data set Endless, whose examples have no positions"):
         run.fit(characters.CharacterModel(), endless, characters.val_loader)
 

@@ -84,7 +84,7 @@ def test_the_arguments_of_the_old_class_are_dropped(parse, change):
     assert thing.init_args == Namespace(size=3, colour="green", inner=None, lid=False)
 
 
-def test_back_at_the_first_class_nothing_is_left_of_what_it_had(parse):
+def test_back_at_the_first_class_nothing_is_left_of_what_it_had_nor_inside_another(parse):
     thing = parse(BALL, "--thing=Box", "--thing=Ball").thing
     assert thing.init_args == Namespace(size=2, colour="blue", inner=None)
 

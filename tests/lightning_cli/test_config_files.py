@@ -26,12 +26,9 @@ def test_what_yaml_would_take_and_nobody_means(tmp_path, text, message):
         check_config(written(tmp_path, text))
 
 
-def test_the_same_key_in_several_maps_is_meant(tmp_path):
+def test_the_same_key_in_several_maps_is_meant_and_a_config_has_an_ending(tmp_path):
     text = "model: {init_args: {seed: 1}}\ndata: {init_args: {seed: 1}}\ncallbacks: [{a: 1}, {a: 2}]\n"
     check_config(written(tmp_path, text))
-
-
-def test_a_config_named_without_its_ending():
     with pytest.raises(ValueError, match=r"'selector': there is no such file; did you mean 'selector\.yaml"):
         check_config("selector")
 

@@ -101,9 +101,8 @@ def test_a_damaged_mark_is_named_and_nothing_is_done(run, tmp_path, name, damage
 def test_without_its_settings_a_stage_is_not_taken_for_done(run, tmp_path):
     assert run(one={}).code == 0
     (tmp_path / "out/seed0/one/settings.json").unlink()
-    assert "out/seed0/one has no settings.json, so nobody can tell with which settings" in refused(
-        run(one={})
-    )
+    line = refused(run(one={}))
+    assert "out/seed0/one has no settings.json, so nobody can tell with which settings" in line
     assert run.done == []
 
 

@@ -30,12 +30,9 @@ def test_a_typed_template_reaches_the_data_module_as_it_was_written(monkeypatch,
     assert seen == [text]
 
 
-def test_a_printed_template_is_the_one_that_was_typed():
+def test_a_printed_template_is_the_typed_one_and_other_keys_are_yaml():
     done = fedlight("fit", "--config=sft.yaml", KEY, r"Q: {prompt}\nA:", "--print_config")
     assert "generation_template: 'Q: {prompt}\n\n        A:'" in done.out
-
-
-def test_another_key_is_read_as_yaml_afterwards():
     with pytest.raises(SystemExit):
         cli.lightning_cli(["fit", "--config=sft.yaml", f"{KEY}=a: {{prompt}}", "--data.max_tokens=a: 1"])
 

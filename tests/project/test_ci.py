@@ -27,9 +27,7 @@ def test_tests_on_real_data_run_where_it_is(tmp_path, is_there):
     place = {"env": environment, "cwd": tmp_path}
     done = subprocess.run([checkout / ".ci/run"], **place, capture_output=True, text=True, check=True)
     value = str(shared) if is_there else "unset"
-    calls = [
-        f"{programs}/make {targets} {value}"
-        for targets in ("-j2 --output-sync=target check figures", "test-all")
-    ]
+    targets = ("-j2 --output-sync=target check figures", "test-all")
+    calls = [f"{programs}/make {target} {value}" for target in targets]
     assert done.stderr.splitlines() == calls
     assert ("so tests on real data are skipped" in done.stdout) is not is_there

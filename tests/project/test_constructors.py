@@ -17,11 +17,8 @@ def number(made):
     return len([name for name in signature(made).parameters if name != "kwargs"])
 
 
-def test_a_constructor_has_few_arguments():
+def test_constructors_and_recipe_functions_have_few_arguments():
     assert [name for name in CLASS_FILES if (kind := class_of(name)) and number(kind) > MOST] == []
-
-
-def test_a_recipe_function_has_few_arguments():
     calls = {
         function
         for file in path("recipes").rglob("*.yaml")
@@ -46,11 +43,8 @@ def test_an_argument_beside_the_one_that_has_it_is_refused_with_its_place(name, 
         stage.call_arguments()
 
 
-def test_so_is_a_value_of_a_recipe():
+def test_so_is_a_value_of_a_recipe_and_nested_ones_are_checked_before_the_first_stage(tmp_path):
     with pytest.raises(ValueError, match=r"polis has no value 'max_test'; did you mean 'bounds\.max"):
         recipes.load("polis", ["max_test=3"])
-
-
-def test_nested_arguments_are_checked_before_the_first_stage(tmp_path):
     with pytest.raises(ValueError, match=r"jury\.share=2 must lie between 0 and 1"):
         stages_of("polis", tmp_path, "jury.share=2")["opinions"].call_arguments()

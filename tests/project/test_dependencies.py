@@ -66,13 +66,10 @@ def test_the_package_imports_what_it_lists_and_lists_what_it_imports():
     assert imports(*PACKAGE) == RUNTIME - BY_TRANSFORMERS
 
 
-def test_development_has_every_extra_that_is_small_and_not_compiled():
+def test_development_has_every_extra_that_is_small_and_hnswlib_is_tried():
     assert {*EXTRAS, "dev"} == set(OPTIONAL)
     for extra in EXTRAS:
         assert (names(OPTIONAL[extra]) <= names(OPTIONAL["dev"])) == (extra not in NOT_IN_DEV)
-
-
-def test_hnswlib_is_tried_and_missed_by_nobody_who_has_no_compiler():
     makefile = (ROOT / "Makefile").read_text()
     assert "--editable '.[hnsw]'" in makefile.partition("$(VENV)/.dev:")[2]
     assert "could not be compiled" in makefile

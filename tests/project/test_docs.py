@@ -18,17 +18,15 @@ from fedlight.support.lazy import names_in
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-TEXTS = {
-    str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md"]
-}
+SHOWN = [*PAGES, ROOT / "README.md"]
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in SHOWN}
 YAML_BLOCKS = [
     pytest.param(block, id=f"{page}-{number}")
     for page, text in TEXTS.items()
     for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
 ]
-INLINE = sorted(
-    {command for text in TEXTS.values() for command in re.findall(r"`(fedlight [a-z]+ [^`\n]+)`", text)}
-)
+COMMAND = re.compile(r"`(fedlight [a-z]+ [^`\n]+)`")
+INLINE = sorted({command for text in TEXTS.values() for command in COMMAND.findall(text)})
 PROGRAMS = sorted({name for text in TEXTS.values() for name in re.findall(r"benchmarks/\w+\.py", text)})
 
 
@@ -95,15 +93,12 @@ def test_all_that_a_page_quotes_is_there():
         assert quotes.QUOTE.search(made) is None, path
 
 
-def test_a_quoted_function_has_its_lines_and_no_docstring():
+def test_a_quoted_function_has_its_lines_and_decorators_and_no_docstrings():
     text = (ROOT / "modules/functional.py").read_text(encoding="utf-8")
     assert hook("quotes").code(text, "choice_loss") == (
         "def choice_loss(logits: Tensor, labels: Tensor) -> Tensor:\n"
         '    return functional.cross_entropy(logits.float(), labels, reduction="none")  # eq. 3'
     )
-
-
-def test_a_quoted_method_keeps_its_decorators_and_loses_inner_docstrings():
     head, inner = 'class A:\n    @property\n    def b(self):\n        """Says."""\n', "            'Inner.'\n"
     source = f"{head}        def c():\n{inner}            return 1\n        return c"
     left = "@property\ndef b(self):\n    def c():\n        return 1\n    return c"

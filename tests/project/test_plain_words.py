@@ -59,9 +59,8 @@ def prose(path: Path) -> list[str]:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
     with path.open("rb") as file:
-        comments = [
-            token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT
-        ]
+        tokens = [*tokenize.tokenize(file.readline)]
+        comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
     return found + comments
 
 

@@ -50,6 +50,7 @@ def test_the_list_is_this_one_and_begins_with_what_a_newcomer_meets():
     assert fedlight.__all__[: len(FIRST_MET)] == FIRST_MET
     assert set(fedlight.__all__) == PUBLIC
     assert len(fedlight.__all__) == len(PUBLIC)
+    assert not PUBLIC & FURTHER.keys()
 
 
 def test_each_name_is_found_and_explained():
@@ -81,10 +82,6 @@ def test_a_further_name_is_imported_from_its_room_and_refused_here():
         with pytest.raises(AttributeError, match=f"no attribute '{name}': {line}"):
             getattr(fedlight, name)
         assert not hasattr(fedlight, name)
-
-
-def test_no_name_is_in_both_tables():
-    assert not PUBLIC & FURTHER.keys()
 
 
 def test_type_checkers_see_the_same_names_in_the_same_files():

@@ -8,20 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
-]
+PAGES = ["README.md", "CONTRIBUTING.md"]
+PAGES += [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
     """(page, block) for every fenced block of a language."""
-    pattern = rf"^```{language}\n(.*?)^```"
     texts = ((page, (ROOT / page).read_text(encoding="utf-8")) for page in PAGES)
-    return [
-        (page, block) for page, text in texts for block in re.findall(pattern, text, re.DOTALL | re.MULTILINE)
-    ]
+    fenced = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [(page, block) for page, text in texts for block in fenced.findall(text)]
 
 
 def commands() -> list[str]:
@@ -33,9 +28,8 @@ def commands() -> list[str]:
 def links() -> list[tuple[str, str]]:
     """(page, target) for every relative link."""
     texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
-    return sorted(
-        {(page, goal) for page, text in texts.items() for goal in re.findall(r"\]\(([^)#:]+)\)", text)}
-    )
+    link = re.compile(r"\]\(([^)#:]+)\)")
+    return sorted({(page, target) for page, text in texts.items() for target in link.findall(text)})
 
 
 @pytest.mark.parametrize(("page", "block"), blocks("python"), ids=lambda value: value.split("\n")[0][:40])
@@ -96,9 +90,13 @@ def parse_fedlight(arguments: list[str]) -> None:
     assert end.value.code in (0, None)
 
 
-def test_links_lead_somewhere():
+def test_links_and_the_map_lead_somewhere():
     assert len(links()) > 100
     assert [link for link in links() if not ((ROOT / link[0]).parent / link[1]).resolve().exists()] == []
+    names = parts_of_the_map()
+    assert len(names) >= 10
+    places = (ROOT, ROOT / "fedlight")
+    assert [name for name in names if not any((place / name).exists() for place in places)] == []
 
 
 def parts_of_the_map() -> list[str]:
@@ -107,13 +105,6 @@ def parts_of_the_map() -> list[str]:
     block = text.partition("```")[2].partition("```")[0]
     lines = re.findall(r"^ *((?:[a-z_]+(?:/|\.py) +)+)", block, re.MULTILINE)
     return [name for line in lines for name in line.split()]
-
-
-def test_the_map_names_what_is_there():
-    names = parts_of_the_map()
-    assert len(names) >= 10
-    places = (ROOT, ROOT / "fedlight")
-    assert [name for name in names if not any((place / name).exists() for place in places)] == []
 
 
 def test_the_readme_is_short_and_says_how_to_install():

@@ -22,19 +22,15 @@ def test_a_reward_model_labels_pairs(tiny_model, tmp_path):
     ran("fit", "--config=reward.yaml", *fit)
     assert len(table(tmp_path / "reward/visits.csv")) == 2
     adapter = str(tmp_path / "reward/adapter")
-    outcome = ran(
-        "test", "--config=reward.yaml", *fit, f"--model.adapter={adapter}", "--trainer.logger=false"
-    )
+    given = ("--config=reward.yaml", *fit, f"--model.adapter={adapter}", "--trainer.logger=false")
+    outcome = ran("test", *given)
     assert "test/accuracy" in outcome.out
 
     prompts = ["anna paints walls . ben bakes bread .", "finn reads letters . gina builds sheds ."]
     rows = [{"fields": {"prompt": prompt}, "completions": ANSWERS} for prompt in prompts]
     completions = write_rows(tmp_path / "completions.jsonl", rows)
-    votes = [
-        f"--trainer.default_root_dir={tmp_path}",
-        f"--data.source={completions}",
-        "--data.eval_batch_size=5",
-    ]
+    votes = (f"--trainer.default_root_dir={tmp_path}", f"--data.source={completions}")
+    votes += ("--data.eval_batch_size=5",)
     ran(
         *("predict", "--config=reward_votes.yaml", "--trainer.accelerator=cpu", model),
         *(f"--model.adapter={adapter}", *votes),

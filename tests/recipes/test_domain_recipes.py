@@ -37,10 +37,8 @@ def test_every_augmentation_under_every_optimizer(tmp_path):
     found = stages_of("feddca", tmp_path)
     assert {f"{name}_{one.lower()}" for name in NAMES for one in OPTIMIZERS} <= set(found)
     for name in NAMES:  # what is added is found once and shared
-        folders = {
-            found[f"{name}_{one.lower()}"].arguments["data.init_args.augmentation_folder"]
-            for one in OPTIMIZERS
-        }
+        runs = [found[f"{name}_{one.lower()}"].arguments for one in OPTIMIZERS]
+        folders = {told["data.init_args.augmentation_folder"] for told in runs}
         assert folders == {str(tmp_path / "augmentations" / name)}
     for name, stage in found.items():
         if name.endswith(tuple(f"_{one.lower()}" for one in OPTIMIZERS)):

@@ -45,9 +45,8 @@ def covered(texts):
 def test_scores_coverage_and_share_of_the_domain(tmp_path, source):
     private = {"a": ["red apples"], "b": ["red apples"]}
     none = record(tmp_path / "none", private, {})
-    some = record(
-        tmp_path / "some", private, {"a": ["green pears", "fast cars"], "b": ["green pears", "+ripe plums"]}
-    )
+    added = {"a": ["green pears", "fast cars"], "b": ["green pears", "+ripe plums"]}
+    some = record(tmp_path / "some", private, added)
     runs = {
         "FedAvg": stage(tmp_path / "avg", **{"score/domain": 0.5}),
         "FedProx": stage(tmp_path / "prox", **{"score/domain": 0.25}),
@@ -105,10 +104,8 @@ def test_each_of_several_domains_is_covered_by_its_own_texts_alone(tmp_path, sou
     own, added = {"a": ["red apples", "blue cars"]}, {"a": ["green pears", "slow cars"]}
     folder = record(tmp_path / "some", own, added)
     run = stage(tmp_path / "run", **{"score/fruit": 0.25, "score/cars": 0.75})
-    domains = {
-        "fruit": {"source": source, "metric": "score/fruit"},
-        "cars": {"source": cars, "metric": "score/cars"},
-    }
+    sources = {"fruit": source, "cars": cars}
+    domains = {name: {"source": file, "metric": f"score/{name}"} for name, file in sources.items()}
     methods = {"mixed": {"augmentation": folder, "runs": {"score": run}}}
     both, fruit, of_cars = by_domain_table(methods, domains, COLUMNS)["rows"]
     of_fruit = covered(["red apples", "green pears"])

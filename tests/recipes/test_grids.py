@@ -23,22 +23,22 @@ def test_there_is_a_stage_for_every_choice_and_a_reference_to_all_folders(tmp_pa
     assert made["fedavg_all"].arguments == {"trainer.max_epochs": 3}
     changed = {"federated.algorithm": {"class_path": "FedProx"}, "data.init_args.limit": 10}
     assert made["fedprox_mu_1_10"].arguments == {"trainer.max_epochs": 3, **changed}
-    folders = {
-        name: str(tmp_path / f"fedprox_mu_1_{place}") for name, place in (("all", "all"), ("10 %", "10"))
-    }
+    places = {"all": "all", "10 %": "10"}
+    folders = {name: str(tmp_path / f"fedprox_mu_1_{place}") for name, place in places.items()}
     assert made["table"].arguments["methods"]["FedProx, mu 1"] == folders
 
 
-def test_a_class_on_an_axis_replaces_the_settings_of_another_one(tmp_path):
+def test_an_axis_replaces_settings_and_may_be_a_reference_and_a_later_stage_like_a_cell(tmp_path):
     axis = {"one": {}, "other": {"federated.algorithm": {"class_path": "FedAvg"}}}
     made = stages(tmp_path, fit(axis, **{"federated.algorithm.mu": 1.0}))
     assert made["one"].arguments["federated.algorithm.mu"] == 1.0
     assert "federated.algorithm.mu" not in made["other"].arguments
-
-
-def test_a_later_stage_may_be_like_a_cell(tmp_path):
     made = stages(tmp_path, fit({"one": {}}), longer={"like": "one", "with": {"trainer.max_epochs": 9}})
     assert made["longer"].arguments == {"trainer.max_epochs": 9}
+    recipe = {"axes": {"one": {}, "other": None}, "stages": {"runs": fit("${axes}"), "table": TABLE}}
+    made = {stage.name: stage for stage in recipes.stages(recipe, tmp_path, 0)}
+    assert [*made] == ["one", "other", "table"]
+    assert made["table"].arguments["methods"]["other"] == str(tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -57,26 +57,13 @@ def test_wrong_grids_are_refused(tmp_path, axes, complaint):
         stages(tmp_path, fit(*axes))
 
 
-def test_a_reference_to_no_grid_is_refused(tmp_path):
+def test_a_reference_to_no_grid_or_a_wrong_one_is_refused(tmp_path):
     with pytest.raises(ValueError, match="refers to what it does not have"):
         stages(tmp_path, fit({"one": {}}), table=TABLE | {"with": {"methods": "${grid:walks}"}})
-
-
-def test_axes_may_be_references(tmp_path):
-    recipe = {"axes": {"one": {}, "other": None}, "stages": {"runs": fit("${axes}"), "table": TABLE}}
-    made = {stage.name: stage for stage in recipes.stages(recipe, tmp_path, 0)}
-    assert [*made] == ["one", "other", "table"]
-    assert made["table"].arguments["methods"]["other"] == str(tmp_path / "other")
-
-
-def test_a_wrong_grid_is_named_where_a_table_refers_to_it(tmp_path):
     with pytest.raises(ValueError, match="stage runs: grid is a list of axes"):
         stages(tmp_path, fit(3), table=TABLE)
     with pytest.raises(ValueError, match="no stage 'runs' with a grid"):
         stages(tmp_path, {"fit": "selector.yaml"}, table=TABLE)
-
-
-def test_over_seeds_a_grid_has_no_folders(tmp_path):
     recipe = {"stages": {"runs": fit({"one": {}})}, "over_seeds": {"table": TABLE}}
     with pytest.raises(ValueError, match="every"):
         recipes.stages_over_seeds(recipe, tmp_path, [0])

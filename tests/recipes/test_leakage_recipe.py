@@ -20,10 +20,8 @@ def test_all_runs_are_the_same_but_for_the_public_rows(tmp_path):
     assert alone["data.init_args.augmentation"] is None
     for number in (100, 200, 300, 400, 500):
         other = found[f"feddca_{number}"].arguments
-        assert differing(alone, other) == {
-            "data.init_args.augmentation",
-            "data.init_args.augmentation_folder",
-        }
+        augmentation = "data.init_args.augmentation"
+        assert differing(alone, other) == {augmentation, f"{augmentation}_folder"}
         assert other["data.init_args.augmentation"]["init_args"]["number"] == number
     attacks = [one["class_path"] for one in alone["trainer.callbacks"]]
     assert attacks[-3:] == ["MemoryExtraction", "DiscoverableMemorization", "MembershipInference"]

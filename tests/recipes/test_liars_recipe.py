@@ -2,7 +2,7 @@ import logging
 import re
 
 import pytest
-from recipe_runs import ran, stages_of
+from recipe_runs import ran
 from tiny_world import fedlight
 
 from fedlight.support.files import result_of
@@ -27,25 +27,13 @@ def run(tmp_path_factory):
     return folder / "seed0", "\n".join(said)
 
 
-def test_the_same_clients_lie_in_updates_and_in_votes(run):
+def test_the_same_clients_lie_in_updates_and_in_votes_and_do_harm(run):
     lines = dict(re.findall(r"(\d+ of 10 clients lie \([^)]*\)): (.*)", run[1]))
     assert {*lines} == {"3 of 10 clients lie (flip, 4 times)", "3 of 10 clients lie (votes flipped)"}
     assert len({*lines.values()}) == 1
-
-
-def test_cells_differ_as_they_should(run):
     losses = {cell: result_of(run[0] / cell)["metrics"]["val/loss"] for cell in CELLS}
     assert losses["mean_flip_30"] > losses["multi_krum_flip_30"]
     assert losses["mean_flipped_votes_30"] > losses["mean_nobody"]
-
-
-def test_the_table_has_every_aggregation_under_every_lie(tmp_path):
-    stages = stages_of("liars", tmp_path)
-    cells = [*stages["table"].arguments["methods"].values()]
-    assert len(cells) == 8
-    assert {len(row) for row in cells} == {9}
-    folders = [folder.rpartition("/")[2] for row in cells for folder in row.values()]
-    assert sorted(folders) == sorted({*stages} - {"table", "together"})
 
 
 def test_the_twin_of_the_recipe_on_a_real_model(tmp_path):
@@ -55,13 +43,3 @@ def test_the_twin_of_the_recipe_on_a_real_model(tmp_path):
     logged = {cell: result_of(tmp_path / "seed0" / cell)["metrics"] for cell in cells}
     assert logged["mean_flip_30"]["val/loss"] > logged["mean_nobody"]["val/loss"]
     assert 0 <= logged["mean_backdoor_30"]["attack/backdoor/success"] <= 1
-
-
-def test_the_tables_on_a_real_model_have_every_aggregation_under_every_lie(tmp_path):
-    stages = stages_of("liars_real", tmp_path, "votes=v", "gold=g", "rows=r")
-    folders = set()
-    for table, lies in (("table", 4), ("opened", 3)):
-        rows = [*stages[table].arguments["methods"].values()]
-        assert [len(row) for row in rows] == [lies] * 4
-        folders |= {folder.rpartition("/")[2] for row in rows for folder in row.values()}
-    assert {*stages} - folders == {"clients", "gold_pairs", "rows", "table", "opened", "without_phrase"}

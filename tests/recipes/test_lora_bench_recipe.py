@@ -7,10 +7,8 @@ from tiny_world import write_rows
 from fedlight.recipes import recipe as recipes
 
 ALGORITHMS = ("fedavg", "ffalora", "rolora", "fedsalora", "productaverage", "hetlora", "flexlora")
-SETTINGS = {
-    **{"iid": "iid", "Dirichlet": "dirichlet", "iid, noise": "iid_noise"},
-    "Dirichlet, noise": "dirichlet_noise",
-}
+SETTINGS = {"iid": "iid", "Dirichlet": "dirichlet"}
+SETTINGS |= {f"{name}, noise": f"{setting}_noise" for name, setting in SETTINGS.items()}
 NAMES = [
     *("FedAvg", "FedProx", "FFALoRA", "FFALoRA, FedProx", "RoLoRA", "RoLoRA, FedProx", "FedSALoRA"),
     *("FedSALoRA, FedProx", "ProductAverage", "ProductAverage, FedProx", "HetLoRA", "HetLoRA, FedProx"),
@@ -72,9 +70,8 @@ def with_places(name, folder, *axes):
     """Writes the recipe with some places on the axes of its grid; gives the file's name."""
     recipe = recipes.load(name)
     runs = recipe["stages"]["runs"]
-    runs["grid"] = [
-        {place: axis[place] for place in kept} for axis, kept in zip(runs["grid"], axes, strict=True)
-    ]
+    kept = zip(runs["grid"], axes, strict=True)
+    runs["grid"] = [{place: axis[place] for place in places} for axis, places in kept]
     file = folder / f"{name}.yaml"
     file.write_text(json.dumps(recipe))
     return str(file)

@@ -167,9 +167,8 @@ def test_tldr(tiny_model, tmp_path, any_text):
             "val_share=0.3",
         ),
     )
-    posts = [
-        row["fields"]["post"] for row in read_lines(tmp_path / "out/seed3/completions/completions.jsonl")
-    ]
+    asked = read_lines(tmp_path / "out/seed3/completions/completions.jsonl")
+    posts = [row["fields"]["post"] for row in asked]
     # Those of the evaluation, which come first, are left out.
     assert posts == [row["post"] for row in TLDR_PROMPTS[:4]]
     judged = ["raw", "FedAvg on chosen", "FedDPO", "reward model", "FedBis", "FedBiscuit"]
@@ -233,9 +232,8 @@ def test_one_shared_model_for_certain_and_uncertain_clients(tmp_path, changes):
     )
     assert any(of_all[pair] != of_groups[pair] for pair in of_all.keys() & of_groups.keys())
     assert "minus FedBis" in outcome.err
-    (differences,) = recipes.stages_over_seeds(
-        recipes.load("fedbiscuit_loud", ["selectors=false"]), tmp_path, [3]
-    )
+    without = recipes.load("fedbiscuit_loud", ["selectors=false"])
+    (differences,) = recipes.stages_over_seeds(without, tmp_path, [3])
     assert differences.arguments["against"] == "perfect selector of all votes"
 
 

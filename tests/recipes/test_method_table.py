@@ -74,9 +74,12 @@ def test_win_rates_of_each_group_and_of_the_worst(tmp_path):
     assert not any(name.endswith(("_low", "_high")) for name in raw)
 
 
-def test_a_world_of_one_taste_has_one_win_rate(tmp_path):
+def test_a_world_of_one_taste_has_one_win_rate_and_a_test_counts_rather_than_a_log(tmp_path):
     row, _ = compared(tmp_path, opposition=0.0)
     assert row["win_rate"] == row["win_rate_by_group"] == (1 + 0 + 0.5 + 0) / 4
+    told = {"train": 0.1, "test": 0.9}
+    folders = {name: stage(tmp_path / name, **{"test/accuracy": value}) for name, value in told.items()}
+    assert methods({"m": folders})["rows"][0]["accuracy"] == 0.9
 
 
 def test_only_what_was_measured_is_in_a_row(tmp_path):
@@ -114,12 +117,6 @@ def test_own_is_what_a_client_itself_would_use(tmp_path):
     assert rows["reward"] == {"accuracy": 0.66}
 
 
-def test_the_test_of_a_method_counts_rather_than_what_training_logged(tmp_path):
-    told = {"train": 0.1, "test": 0.9}
-    folders = {name: stage(tmp_path / name, **{"test/accuracy": value}) for name, value in told.items()}
-    assert methods({"m": folders})["rows"][0]["accuracy"] == 0.9
-
-
 def test_sent_bytes_are_visits_and_groupings(tmp_path):
     folder = tmp_path / "run"
     stage(folder)
@@ -145,13 +142,10 @@ def test_sent_bytes_are_visits_and_groupings(tmp_path):
     assert methods({"m": {"train": str(folder)}})["rows"][0]["sent_mib"] == expected / 1024**2
 
 
-def test_a_run_without_groupings_or_without_visits(tmp_path):
+def test_nothing_is_sent_without_visits_and_a_stage_that_was_not_done_is_an_error(tmp_path):
     visits(tmp_path / "fedavg", [(10, 20)])
     assert sent_bytes(tmp_path / "fedavg") == 30
     assert sent_bytes(tmp_path / "pooled") == 0
-
-
-def test_a_stage_that_was_not_done_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"gone.done\.json"):
         methods({"m": {"test": str(tmp_path / "gone")}})
 
@@ -245,10 +239,15 @@ def test_liars_are_counted_at_the_selector_with_most_of_them(tmp_path):
     assert "0.667" in table["report"]
 
 
-def test_of_selectors_with_as_many_liars_the_first_one_counts(tmp_path):
+def test_the_first_of_selectors_with_as_many_liars_counts_and_there_may_be_one(tmp_path):
     runs = {"lies": grouped(tmp_path / "lies", {"a": 2, "b": 0, "c": 1}, **ACCURACIES)}
     (row,) = liars_in_groups(runs, {"lies": {"clients": ["a", "b"]}})["rows"]
     assert (row["together"], row["of_group"], row["accuracy_there"]) == (0.5, 1.0, 0.66)
+    metrics = {"accuracy": 0.5, "accuracy_adapter0": 0.5}
+    runs = {"lies": grouped(tmp_path / "lies", {"a": 0, "b": 0}, **metrics)}
+    (row,) = liars_in_groups(runs, {"lies": {"clients": ["a"]}})["rows"]
+    assert (row["together"], row["of_group"]) == (1.0, 0.5)
+    assert math.isnan(row["accuracy_elsewhere"])
 
 
 def test_runs_without_groupings_or_liars_are_refused(tmp_path):
@@ -257,11 +256,3 @@ def test_runs_without_groupings_or_liars_are_refused(tmp_path):
         liars_in_groups({"lies": folder}, {})
     with pytest.raises(ValueError, match="no liars"):
         liars_in_groups({"lies": folder}, {"lies": {"share": 0.0}})
-
-
-def test_all_clients_at_one_selector(tmp_path):
-    metrics = {"accuracy": 0.5, "accuracy_adapter0": 0.5}
-    runs = {"lies": grouped(tmp_path / "lies", {"a": 0, "b": 0}, **metrics)}
-    (row,) = liars_in_groups(runs, {"lies": {"clients": ["a"]}})["rows"]
-    assert (row["together"], row["of_group"]) == (1.0, 0.5)
-    assert math.isnan(row["accuracy_elsewhere"])

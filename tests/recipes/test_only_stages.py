@@ -85,13 +85,10 @@ def test_the_folder_of_the_run_and_names_with_blanks(tmp_path, argument, wanted)
     assert [stage.name for stage in chosen] == wanted
 
 
-def test_no_such_stage(run_small):
+def test_no_such_stage_and_a_dry_run_looks_at_all(run_small):
     outcome, done = run_small("--only", "aa")
     assert (outcome.code, done) == (2, [])
     assert "--only aa: the recipe has no stage 'aa'; did you mean 'a'?" in outcome.err
-
-
-def test_a_dry_run_looks_at_all_stages(run_small):
     outcome, _ = run_small("--only", "a", "--dry-run")
     assert outcome.code == 2
     assert "leave out --only" in outcome.err

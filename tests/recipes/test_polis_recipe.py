@@ -95,9 +95,8 @@ def test_pairs_are_what_a_person_says_and_statements_are_on_one_side(draw, pairs
     clients = {client for client, _ in sides}
     assert len(clients) == done["clients"] <= done["eligible"] <= done["people"] - done["jury"] == 30
     assert all(sides[client, "train"].isdisjoint(sides[client, "test"]) for client in clients)
-    trained, tested = (
-        set().union(*(own for (_, of), own in sides.items() if of == side)) for side in ("train", "test")
-    )
+    names = ("train", "test")
+    trained, tested = (set().union(*(s for (_, of), s in sides.items() if of == side)) for side in names)
     assert trained.isdisjoint(tested) == (test_statements == "new")
     assert done["moderated_out"] == 1
     assert done["statements"] == STATEMENTS
@@ -106,9 +105,8 @@ def test_pairs_are_what_a_person_says_and_statements_are_on_one_side(draw, pairs
 
 def test_only_the_jury_says_what_is_contested(draw, tmp_path):
     """The jury's votes decide by hand which pairs are there; a client's votes may be the opposite."""
-    done, train, test = draw(
-        jury=Jury(0.4, min_minority=0.35), bounds=PairBounds(10, max_train=1000, max_test=1000)
-    )
+    bounds = PairBounds(10, max_train=1000, max_test=1000)
+    done, train, test = draw(jury=Jury(0.4, min_minority=0.35), bounds=bounds)
     assert done["jury"] == 24
     order = np.random.default_rng(derive_seed(0, "jury")).permutation(60)
     people = sorted({str(row["participant"]) for row in conversation()})

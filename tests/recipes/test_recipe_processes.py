@@ -109,14 +109,11 @@ def test_a_follower_that_dies_ends_the_recipe_and_one_process_goes_on(recipe, on
     assert resumed == whole
 
 
-def test_a_dry_run_says_who_shares_what(recipe, tmp_path):
+def test_a_dry_run_says_who_shares_what_and_less_than_one_process_is_refused(recipe, tmp_path):
     outcome = fedlight("run", recipe, f"--output={tmp_path}", "--dry-run", "--processes", "2")
     text = " ".join(outcome.out.split())
     assert "2 processes │ ok │ for selector, test, completions" in text
     assert "one process │ ok │ for label: it is a function" in text
-
-
-def test_less_than_one_process_is_refused(recipe, tmp_path):
     for more in ([], ["--dry-run"]):
         outcome = fedlight("run", recipe, f"--output={tmp_path}", "--processes", "0", *more)
         assert refused(outcome) == "fedlight: --processes 0 must be at least 1"

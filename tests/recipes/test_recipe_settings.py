@@ -137,13 +137,8 @@ def test_pairs_of_two_answers_at_the_limit_are_labelled(limit, too_long, tiny_mo
     """Two prompts of 120 words, the limit, one with answers of 50 words, the limit as well, and one with short answers."""
     from fedlight.modules.selector import SelectorModule
 
-    changes = [
-        f"model={tiny_model}",
-        "accelerator=cpu",
-        "max_tokens=120",
-        "max_new_tokens=50",
-        *limit.split(),
-    ]
+    changes = [f"model={tiny_model}", "accelerator=cpu", "max_tokens=120", "max_new_tokens=50"]
+    changes += limit.split()
     by_name = stages_of("fedbiscuit_table2", tmp_path / "run", *changes)
     selector = SelectorModule(tiny_model)
     selector.configure_model()

@@ -109,14 +109,11 @@ def test_labels_of_perfect_selectors_by_their_majority_and_by_all_votes(rows, tm
     assert choices == {**dict.fromkeys(of_all, "plain"), **dict.fromkeys(of_most, "kind")}
 
 
-def test_answers_are_put_side_by_side(rows, tmp_path):
+def test_answers_are_put_side_by_side_and_have_to_differ(rows, tmp_path):
     ours, theirs = rows("ours", completions("ab"[:1], "b")), rows("theirs", completions("a", "c"))
     output = tmp_path / "duel.jsonl"
     assert steps.pair_answers(ours, theirs, str(output)) == {"prompts": 2, "different": 1}
     assert [row["completions"] for row in read_lines(output)] == [["a", "a"], ["b", "c"]]
-
-
-def test_a_model_that_tuning_did_not_change_is_refused(rows, tmp_path):
     same = rows("same", completions("a", "b"))
     with pytest.raises(ValueError, match="answers all 2 prompts as the raw one does; raise dpo_lr or dpo_e"):
         steps.pair_answers(same, same, str(tmp_path / "duel.jsonl"))

@@ -91,10 +91,14 @@ def test_the_order_of_rows_and_answers_does_not_matter(many):
         np.testing.assert_array_equal(np.sort(score(read(many))), np.sort(score(read(swapped))))
 
 
-def test_votes_without_voters_have_no_others():
+def test_votes_without_voters_have_no_others_and_gold_labels_no_clients(tmp_path):
     rows = [vote("u", "a")]
     with pytest.raises(ValueError, match=r"needs a column of voters: set columns\.client"):
         majority_of_others(read_votes(rows, NOBODYS, VALUES, (), "votes"))
+    test = write_rows(tmp_path / "gold.jsonl", [vote("", "a"), vote("", "b", prompt="again")])
+    metrics = rule(test, NOBODYS, VALUES, "words")["metrics"]
+    assert metrics["test/accuracy"] == 0.5
+    assert "test/client_mean" not in metrics
 
 
 def test_a_stage_tests_some_of_the_votes_by_all_of_them(tmp_path):
@@ -118,13 +122,6 @@ def test_a_stage_tests_some_of_the_votes_by_all_of_them(tmp_path):
     assert longer["test/client_mean"] == (2 / 3 + 0) / 2
     nobody = rule(test, COLUMNS, VALUES, "voters")
     assert nobody == {"metrics": {"test/votes": 0, "test/votes_unjudged": 4}, "votes": 4, "comparisons": 3}
-
-
-def test_gold_labels_have_no_clients(tmp_path):
-    test = write_rows(tmp_path / "gold.jsonl", [vote("", "a"), vote("", "b", prompt="again")])
-    metrics = rule(test, NOBODYS, VALUES, "words")["metrics"]
-    assert metrics["test/accuracy"] == 0.5
-    assert "test/client_mean" not in metrics
 
 
 def test_what_a_stage_refuses(tmp_path):

@@ -35,13 +35,8 @@ def sample(tmp_path):
 
     def draw(num_clients=3, seed=0, rows=ROWS + TIES, held_out=("dogs_*",), **changes):
         files = {side: tmp_path / f"{side}{seed}.jsonl" for side in ("train", "test")}
-        settings = {
-            "client": "who",
-            "choice": "pick",
-            "ties": ["both", "neither"],
-            "min_train": 4,
-            "num_test": 2,
-        }
+        settings = {"client": "who", "choice": "pick", "ties": ["both", "neither"]}
+        settings |= {"min_train": 4, "num_test": 2}
         done = sample_voters(
             source=write_rows(tmp_path / "votes.jsonl", rows),
             holdout=Holdout("topic", [*held_out]),
@@ -82,14 +77,11 @@ def test_ties_are_left_out(sample):
     assert sum(row["pick"] == "both" for row in train) == 1
 
 
-def test_too_few_voters_is_an_error_that_names_the_settings(sample):
+def test_too_few_voters_and_no_held_out_value_are_errors_that_name_the_settings(sample):
     with pytest.raises(RowsError, match=r"3 voters have 4 votes .* and 2 held-out ones, .* num_clients=4"):
         sample(4)
     with pytest.raises(RowsError, match=r"1 voters have 5 votes .* Lower one of the three"):
         sample(2, min_train=5)
-
-
-def test_a_value_of_the_holdout_that_is_nowhere_is_an_error(sample):
     with pytest.raises(RowsError, match=r"'birds_\*' occurs in no row. topic has: cats_yes, dogs_no"):
         sample(held_out=["birds_*"])
 
@@ -104,9 +96,8 @@ def test_the_draws_are_a_function_of_the_seed(sample):
 
 def test_the_order_of_the_rows_does_not_choose_the_voters(sample):
     for seed in range(4):
-        chosen, turned = (
-            {row["who"] for row in sample(2, seed=seed, rows=rows)[2]} for rows in (ROWS, ROWS[::-1])
-        )
+        both = (ROWS, ROWS[::-1])
+        chosen, turned = ({row["who"] for row in sample(2, seed=seed, rows=rows)[2]} for rows in both)
         assert chosen == turned
 
 
@@ -143,13 +134,10 @@ def test_snippets_begin_a_text_and_none_is_of_what_is_held_out(tmp_path):
     assert {text.split()[0] for text in texts} == {"cats0", "word"}
 
 
-def test_snippets_are_a_function_of_the_seed(tmp_path):
+def test_snippets_are_a_function_of_the_seed_and_of_texts_that_are_long_enough(tmp_path):
     first = snippets(tmp_path)
     assert snippets(tmp_path) == first
     assert snippets(tmp_path, seed=1) != first
-
-
-def test_texts_that_are_too_short_are_an_error(tmp_path):
     rows = [{**row, "two": "short"} for row in LONG]
     with pytest.raises(RowsError, match="no text of two has 30 words"):
         snippets(tmp_path, rows, texts=["two"])

@@ -8,9 +8,8 @@ from fedlight.report.sections import overview
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "visits.csv").write_text(
-        "round,client,split,steps,examples,loss,bytes_down,bytes_up,seconds\n"
-    )
+    header = "round,client,split,steps,examples,loss,bytes_down,bytes_up,seconds\n"
+    (tmp_path / "visits.csv").write_text(header)
     return tmp_path
 
 

@@ -75,14 +75,11 @@ def test_json_of_another_kind_is_no_error(run, few, value):
     assert "could not be made" not in write_report([run]).read_text()
 
 
-def test_rows_with_lists_for_texts_are_no_error(run, few):
+def test_rows_with_lists_for_texts_are_no_error_and_missing_selectors_not_counted(run, few):
     rows = [{"method": "a", "seed": [1], "x": 1}, {"method": "b", "seed": {}, "x": 2}]
     (run / "results.json").write_text(json.dumps({"rows": rows}))
     (run / "done.json").write_text(json.dumps({"result": {"rows": [{}, 3, {"method": ["a"], "x": 1}]}}))
     assert "could not be made" not in write_report([run]).read_text()
-
-
-def test_a_client_without_a_selector_at_the_end_is_not_counted(run, few):
     (run / "groups.csv").write_text("round,client,selector\n0,a,0\n1,a,1\n0,b,0\n")
     (section,) = [found for found in page.sections(read_runs([run])) if found.name == "groups"]
     assert section.notes == ()

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tiny_world import write_lines
 
 from fedlight.report import write_report
 
@@ -32,11 +33,8 @@ def page(tmp_path_factory):
     (bad / "completions.jsonl").write_text(json.dumps(line) + "\n")
     with (bad / "visits.csv").open("a") as file:
         file.write("5,c0")
-    subjects = (
-        {"row": n, "prompt": str(n), "group": f"subject {n % 13:02}", "score": n % 2} for n in range(130)
-    )
-    (bad / "tasks/test").mkdir(parents=True)
-    (bad / "tasks/test/mmlu.jsonl").write_text("".join(json.dumps(row) + "\n" for row in subjects))
+    rows = [{"row": n, "prompt": f"{n}", "group": f"subject {n % 13:02}", "score": n % 2} for n in range(130)]
+    write_lines(bad / "tasks/test/mmlu.jsonl", *map(json.dumps, rows))
     both = [(method, seed) for method in (ATTACK, "m") for seed in (0, 1)]
     rows = [{"method": method, "seed": seed, "x": 0.5 + seed, "y": 1.5 - seed} for method, seed in both]
     (folder / "runs" / "results.json").write_text(json.dumps({"rows": rows}))
@@ -70,6 +68,9 @@ def tab(page):
 def test_it_opens_without_complaints_and_asks_for_nothing_else(tab, page):
     assert tab.complaints == []
     assert tab.asked == [page.as_uri()]
+    ids = tab.eval_on_selector_all("[id]", "all => all.map(element => element.id)")
+    assert len(ids) == len(set(ids))
+    assert "visits.csv 1 of 6 rows are not whole" in tab.locator(".faults").text_content()
 
 
 def test_every_figure_is_there_and_has_a_size(tab, page):
@@ -88,11 +89,6 @@ def test_every_figure_is_there_and_has_a_size(tab, page):
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files.glob("*.png"))
 
 
-def test_ids_are_there_once(tab):
-    ids = tab.eval_on_selector_all("[id]", "all => all.map(element => element.id)")
-    assert len(ids) == len(set(ids))
-
-
 def test_every_reference_inside_of_figures_leads_somewhere(page):
     text = page.read_text()
     ids = set(re.findall(r'\bid="([^"]+)"', text))
@@ -108,10 +104,6 @@ def test_texts_of_data_stay_texts(tab):
     assert tab.locator("main img").count() == 0
     assert tab.locator("main script").count() == 0
     assert "<i>bad<i>" in tab.locator("#overview").text_content()
-
-
-def test_a_half_row_is_told_in_one_line(tab):
-    assert "visits.csv 1 of 6 rows are not whole" in tab.locator(".faults").text_content()
 
 
 def test_dark_and_light(tab):
@@ -154,9 +146,8 @@ def test_on_a_phone_the_widest_figure_is_another_one_with_legible_texts(tab):
 
 
 def test_an_edge_behind_which_there_is_more_is_shaded(tab):
-    shade = tab.locator("#overview .scroll").last.evaluate(
-        "box => getComputedStyle(box).backgroundAttachment"
-    )
+    box = tab.locator("#overview .scroll").last
+    shade = box.evaluate("box => getComputedStyle(box).backgroundAttachment")
     assert shade == "local, local, scroll, scroll"
 
 

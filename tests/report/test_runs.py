@@ -30,32 +30,23 @@ def test_a_recipe_is_its_seeds_and_stages_in_their_order(recipe):
     assert [run.command for run in runs] == ["fit", "test", "fit", "test", "call"]
 
 
-def test_what_is_given_twice_is_there_once(recipe):
-    assert len(read_runs([recipe, recipe / "seed0" / "fit_it"])) == 5
-
-
-def test_two_recipes_are_told_apart(recipe, tmp_path):
+def test_runs_are_told_apart_and_there_once(recipe, tmp_path):
     write_lines(tmp_path / "again/seed0/fit_it/visits.csv", "round", "0")
     labels = [run.label for run in read_runs([recipe, tmp_path / "again"])]
     assert labels[0] == "demo/fit_it, seed 0"
     assert labels[-1] == "again/fit_it"
     assert len(set(labels)) == len(labels)
-
-
-def test_folders_of_one_name_are_told_apart(tmp_path):
+    assert len(read_runs([recipe, recipe / "seed0" / "fit_it"])) == 5
     folders = [tmp_path / parent / "run" for parent in ("x", "y")]
     for folder in folders:
         write_lines(folder / "visits.csv", "round", "0")
     assert [run.label for run in read_runs(folders)] == ["x/run", "y/run"]
 
 
-def test_records_of_augmentations_are_no_runs(tmp_path):
+def test_what_is_no_run_is_named(tmp_path):
     stage_folder(tmp_path / "augmentations/direct", {"augmentation": "Direct"})
     with pytest.raises(ValueError, match=r"there is no run in it.*default_root_dir"):
         read_runs([tmp_path])
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="nowhere: there is no such folder"):
         read_runs([tmp_path / "nowhere"])
 

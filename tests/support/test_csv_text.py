@@ -34,14 +34,14 @@ def test_odd_text_is_a_json_string(text, cell):
     assert quoted(cell) != cell  # text that looks like a quoted one is quoted as well
 
 
-def test_numbers_are_numbers():
+def test_numbers_names_of_columns_and_rows_that_are_not_whole():
     rows = [{"a": -1.5, "b": -3, "c": float("-inf"), "d": None, "e": True}]
     assert csv_text(rows) == "a,b,c,d,e\n-1.5,-3,-inf,,True\n"
-
-
-def test_names_of_columns_are_text_too():
     assert csv_text([{"=a": 1}]) == '"""=a"""\n1\n'
     assert csv_rows(csv_text([{"=a": 1}])) == [{"=a": "1"}]
+    assert csv_rows("a,b\n1\n1,2,3\n") == [{"a": "1", "b": None}, {"a": "1", "b": "2", None: ["3"]}]
+    assert csv_rows("") == []
+    assert printable("é \x1b]0;x\x07\x9b") == r"é \u001b]0;x\u0007\u009b"
 
 
 def test_every_text_comes_back_from_a_file(tmp_path):
@@ -54,12 +54,3 @@ def test_every_text_comes_back_from_a_file(tmp_path):
     data = (tmp_path / "a.csv").read_bytes()
     assert not set(data) & ({*range(32), 127} - {ord("\n")})
     assert csv_text(read_csv(tmp_path / "a.csv")).encode() == data
-
-
-def test_rows_that_are_not_whole_are_marked():
-    assert csv_rows("a,b\n1\n1,2,3\n") == [{"a": "1", "b": None}, {"a": "1", "b": "2", None: ["3"]}]
-    assert csv_rows("") == []
-
-
-def test_a_terminal_gets_no_control_characters():
-    assert printable("é \x1b]0;x\x07\x9b") == r"é \u001b]0;x\u0007\u009b"

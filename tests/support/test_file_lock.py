@@ -26,13 +26,6 @@ def test_a_second_process_does_not_get_it_and_learns_who_has_it(tmp_path):
     assert not file.exists()
 
 
-def test_a_number_that_is_in_use_again_does_not_keep_the_lock(tmp_path):
-    """The file of a dead process names a number that another, living one has by now."""
-    file = tmp_path / "a.lock"
-    file.write_text(json.dumps({**this_process(), "pid": os.getppid()}))
-    assert FileLock(file).take(this_process())
-
-
 def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_process(tmp_path):
     file = tmp_path / "a.lock"
 
@@ -48,7 +41,7 @@ def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_process(tmp_path):
         assert FileLock(file).take(this_process())
 
 
-def test_given_back_it_is_free(tmp_path):
+def test_given_back_it_is_free_and_a_number_that_is_in_use_again_does_not_keep_it(tmp_path):
     def take_and_give_back():
         lock = FileLock(tmp_path / "a.lock")
         lock.take()
@@ -56,6 +49,10 @@ def test_given_back_it_is_free(tmp_path):
 
     with in_another_process(take_and_give_back):
         assert FileLock(tmp_path / "a.lock").take()
+    """The file of a dead process names a number that another, living one has by now."""
+    file = tmp_path / "a.lock"
+    file.write_text(json.dumps({**this_process(), "pid": os.getppid()}))
+    assert FileLock(file).take(this_process())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', "\0\0"])

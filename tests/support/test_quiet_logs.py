@@ -30,9 +30,8 @@ def printed(tiny_model, tmp_path_factory):
     command += [f"--data.split.test_source={HELDOUT}", "--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
     command += ["--federated.clients_per_round=2", "--federated.local_steps=1", f"--model.model={tiny_model}"]
     command += ["--trainer.default_root_dir=run"]
-    environment = {
-        **{"PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    }
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1"}
+    environment["OMP_NUM_THREADS"] = "1"
     environment |= {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return done.stdout, done.stderr
@@ -97,9 +96,8 @@ def test_each_notice_is_still_said_by_lightning():
     root = Path(lightning.__file__).parent
     connectors = ("logger_connector/logger_connector.py", "callback_connector.py", "data_connector.py")
     files = [root / "pytorch/trainer/connectors" / file for file in connectors]
-    files += [
-        root / "pytorch" / file for file in ("trainer/setup.py", "loops/fit_loop.py", "accelerators/cuda.py")
-    ]
+    places = ("trainer/setup.py", "loops/fit_loop.py", "accelerators/cuda.py")
+    files += [root / "pytorch" / file for file in places]
     files += [root / "fabric" / file for file in ("utilities/seed.py", "accelerators/cuda.py")]
     text = "\n".join(file.read_text() for file in files)
     said = [

@@ -64,11 +64,13 @@ def test_the_sentence_does_not_quote_its_win_rate():
     assert text.startswith(f"{best}: 0.600 against 0.225 of raw")
 
 
-def test_it_is_printed_and_written(tmp_path, capsys):
+def test_it_is_printed_and_written_and_values_without_a_spread_are_shown(tmp_path, capsys):
     results = {"recipe": "fedbis", "rows": [RAW, FEDBIS], "seconds": 1.0}
     show(results, tmp_path)
     assert f"warning: {NOTE}" in capsys.readouterr().out
     assert (tmp_path / "results.md").read_text().endswith(f"\n\n{NOTE}\n")
+    rows = [{"method": "m", "seed": seed, "epsilon": float("inf")} for seed in (0, 1)]
+    assert summary(rows) == {"m": {"epsilon": "inf"}}
 
 
 def test_the_report_says_it(tmp_path):
@@ -109,8 +111,3 @@ def test_the_table_of_a_recipe_has_both_orders_and_the_longer_answer(tmp_path):
     assert [row.get("both_orders") for row in table] == [None, 0.45, 0.6]
     assert (table[1]["both_orders_low"], table[1]["both_orders_high"]) == (0.37, 0.53)
     assert chance_notes(table) == [NOTE]
-
-
-def test_values_without_a_spread_are_shown():
-    rows = [{"method": "m", "seed": seed, "epsilon": float("inf")} for seed in (0, 1)]
-    assert summary(rows) == {"m": {"epsilon": "inf"}}

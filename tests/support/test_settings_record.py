@@ -92,19 +92,11 @@ def test_differences_are_named(saved, own, said):
         refuse_other_settings({"x": described(saved)}, {"x": described(own)}, "y")
 
 
-def test_what_only_one_version_knows_is_no_difference():
+def test_what_only_one_version_or_another_file_knows_is_no_difference():
     newer = described(Plain(1)) | {"since": 3}
     refuse_other_settings({"x": described(Plain(1)), "gone": 1}, {"x": newer, "new": 2}, "y")
     refuse_other_settings({"x": float("nan")}, {"x": float("nan")}, "y")
 
-
-def test_digests_differ_by_content_and_by_where_it_is_cut():
-    assert digest("ab", "c") != digest("a", "bc")
-    assert digest(np.array([1, 2])) == digest(np.array([0, 1, 2])[1:])
-    assert digest(np.array([1, 2])) != digest(np.array([2, 1]))
-
-
-def test_a_class_of_ours_is_the_same_in_another_file():
     def saved(name):
         return {"x": {"class": name, "rate": 1}}
 
@@ -114,3 +106,9 @@ def test_a_class_of_ours_is_the_same_in_another_file():
     for other in ("fedlight.callbacks.buffers.Average", "mine.BufferPolicy"):
         with pytest.raises(ValueError, match="not with x=fedlight"):
             refuse_other_settings(saved(other), now, "start anew")
+
+
+def test_digests_differ_by_content_and_by_where_it_is_cut():
+    assert digest("ab", "c") != digest("a", "bc")
+    assert digest(np.array([1, 2])) == digest(np.array([0, 1, 2])[1:])
+    assert digest(np.array([1, 2])) != digest(np.array([2, 1]))

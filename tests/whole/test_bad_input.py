@@ -130,7 +130,7 @@ def test_small_clients_are_left_out_and_counted_where_wanted(told):
     assert "1 client left out as too small" in text
 
 
-def test_gaps_and_repetitions_are_counted(told):
+def test_gaps_repetitions_and_answers_that_do_not_fit_are_left_out_and_counted(told):
     equal = {**VOTES[2], "response_b": VOTES[2]["response_a"]}
     text = told([*VOTES, {**VOTES[0], "response_a": ""}, VOTES[1], equal])
     assert "1 missing, 1 identical, 1 duplicates" in text

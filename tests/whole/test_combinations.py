@@ -9,24 +9,16 @@ from scipy.stats import trim_mean
 from tastes import SIGNS, Adapters, Tastes, run
 from tiny_world import VOTES, fedlight, refused, tiny_selector
 
+from fedlight import Ditto, DPOModule, FedAvg, FedProx, LocalOnly, Lora, Scaffold
 from fedlight import __all__ as public
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.split import Split
 from fedlight.federation.aggregation import CoordinateMedian, TrimmedMean
-from fedlight.federation.algorithms.ditto import Ditto
-from fedlight.federation.algorithms.fedavg import FedAvg
+from fedlight.federation.algorithms import FedRep, GlobalThenLocal
 from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.fedrep import FedRep
-from fedlight.federation.algorithms.global_then_local import GlobalThenLocal
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.lora.flexlora import FlexLoRA
-from fedlight.federation.algorithms.lora.hetlora import HetLoRA
-from fedlight.federation.algorithms.scaffold import Scaffold
+from fedlight.federation.algorithms.lora import FlexLoRA, HetLoRA
 from fedlight.federation.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from fedlight.modules.dpo import DPOModule
-from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule

@@ -10,25 +10,17 @@ from recipe_runs import ran
 from tastes import Adapters, Tastes
 from tiny_world import VOTES, fedlight, refused, table, tiny_selector
 
+from fedlight import DPOModule, FedAvg, FedBiscuit, FedProx, LocalOnly, Lora, Scaffold, SFTModule, Wire
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.datamodules.preferences.datamodule import PreferenceDataModule
 from fedlight.datamodules.rows.split import Split
 from fedlight.devices.outcomes import took_part
-from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.algorithms.fedbiscuit import FedBiscuit
-from fedlight.federation.algorithms.fedprox import FedProx
-from fedlight.federation.algorithms.local_only import LocalOnly
-from fedlight.federation.algorithms.scaffold import Scaffold
-from fedlight.federation.channel import Wire
-from fedlight.federation.client import Identity
+from fedlight.federation import Identity
 from fedlight.federation.codecs import Quantize, TopK
 from fedlight.federation.privacy import ClipAndNoise, PrivateMean, sampled_epsilon
-from fedlight.modules.dpo import DPOModule
-from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
-from fedlight.modules.sft import SFTModule
 
 MODULES = {SelectorModule: "selector", SFTModule: "sft", DPOModule: "dpo", RewardModule: "dpo"}
 pytestmark = pytest.mark.filterwarnings("ignore:.*`val_dataloader`")

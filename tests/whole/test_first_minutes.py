@@ -141,10 +141,12 @@ def test_a_config_that_cannot_be_read(fit, tmp_path, text, message):
     assert message in refused(fit(f"--config={file}"))
 
 
-def test_a_config_that_is_a_folder_or_no_text(fit, tmp_path):
+def test_a_folder_that_is_none_or_cannot_be_written(fit, tmp_path):
     assert f"config '{tmp_path}' is a folder: give a YAML file" in refused(fit(f"--config={tmp_path}"))
     (tmp_path / "image.yaml").write_bytes(b"\x89PNG\xff")
     assert "is no text in UTF-8" in refused(fit(f"--config={tmp_path / 'image.yaml'}"))
+    folder = "--trainer.default_root_dir=/dev/null/run"
+    assert f"{folder} cannot be written (Not a directory): choose another folder" in refused(fit(folder))
 
 
 @pytest.mark.parametrize(
@@ -171,11 +173,6 @@ def test_a_command_that_cannot_be_read(arguments, message):
     outcome = fedlight(*arguments)
     assert message in refused(outcome)
     assert len(outcome.err.splitlines()) <= 2
-
-
-def test_a_run_folder_that_cannot_be_written(fit):
-    folder = "--trainer.default_root_dir=/dev/null/run"
-    assert f"{folder} cannot be written (Not a directory): choose another folder" in refused(fit(folder))
 
 
 def test_a_refusal_inside_a_recipe_comes_through(tiny_model, tmp_path):

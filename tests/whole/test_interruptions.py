@@ -11,11 +11,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from recipe_runs import ran
 from tiny_world import fedlight, table, tiny_recipe, tiny_selector
 
-from fedlight import conf
-from fedlight.callbacks.export.adapter_export import AdapterExport
-from fedlight.callbacks.export.prediction_writer import PredictionWriter
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.callbacks.progress.round_progress import RoundProgress
+from fedlight import AdapterExport, FederatedLoop, RoundProgress, conf
+from fedlight.callbacks.export import PredictionWriter
 from fedlight.federation.client_state import ClientMemories
 from fedlight.recipes import stages
 

@@ -83,9 +83,7 @@ def test_a_resumed_run_keeps_its_optimizers_settings(tiny_model, tmp_path):
     going_on = f"--ckpt_path={tmp_path / 'checkpoints/epoch=0.ckpt'}"
     outcome = fedlight(*arguments, "--model.lr=0.5", going_on)
     assert outcome.code == 2
-    told = (
-        "trained with lr=0.003 and goes on with it, not with model.init_args.lr=0.5: give the same, or start"
-    )
+    told = "trained with lr=0.003 and goes on with it, not with model.init_args.lr=0.5: give the same, or"
     assert told in outcome.err
     # What does not belong to the optimizer is as the config says, not as the checkpoint has it.
     printed = fedlight(*arguments, "--model.lora.dropout=0.2", going_on, "--print_config").out

@@ -12,10 +12,13 @@ EQUALS, WRONG = "    def __eq__(self, other): return True", "def double(x): retu
 TESTS = "assert double(3) == 6\nassert double(x=[1]) == [1, 1]"
 
 
-def test_a_right_function_passes() -> None:
+def test_a_right_function_passes_and_tests_use_their_own_helpers() -> None:
     code = "import math\ndef double(x):\n    print('noise')\n    return x * 2"
     found = check_function(code, "double", TESTS, limits=LIMITS)
     assert (found.passed, found.outcome, found.detail) == (True, "finished", "")
+    code = "def helper(x): return 0\ndef double(x): return 2 * x"
+    tests, prelude = "assert double(helper(3)) == 8", "def helper(x): return x + 1\ndef double(x): pass"
+    assert check_function(code, "double", tests, prelude=prelude, limits=LIMITS).passed
 
 
 @pytest.mark.parametrize(
@@ -88,12 +91,6 @@ for text in (b'["value", 6]', b'["value", {"list": [1, 2]}]'):
 def double(x): return 0
 """
     assert not check_function(code, "double", TESTS, limits=LIMITS).passed
-
-
-def test_tests_use_their_own_helpers() -> None:
-    code = "def helper(x): return 0\ndef double(x): return 2 * x"
-    tests, prelude = "assert double(helper(3)) == 8", "def helper(x): return x + 1\ndef double(x): pass"
-    assert check_function(code, "double", tests, prelude=prelude, limits=LIMITS).passed
 
 
 def test_tests_that_do_not_end_are_stopped() -> None:

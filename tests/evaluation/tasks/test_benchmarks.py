@@ -94,11 +94,14 @@ def test_multiple_choice_by_letters(tmp_path):
     assert str(result).endswith("of 2 rows; generated 0.5000 (A 100%); likelihood 0.5000 (C 100%)")
 
 
-def test_a_written_answer_without_a_letter_is_wrong_and_unread(tmp_path):
+def test_unread_answers_and_prompts_that_are_too_long_are_wrong(tmp_path):
     task = task_of(MultipleChoice, [BONES, BONES], tmp_path)
     result = task.run(Likes({" A": -2.0, " B": -3.0, " C": -1.0}, writes=" A bone is hard"))
     assert (result.mean, result.unread) == (1.0, 1.0)
     assert result.metrics("x")["generated/x"] == 0
+    model = Short({" A": -2.0, " B": -3.0, " C": -1.0}, writes="C")
+    found = task_of(MultipleChoice, [BONES, BONES], tmp_path).run(model).metrics("x")
+    assert (found["score/x"], found["generated/x"], found["likelihood/x"]) == (0.5, 0.5, 0.5)
 
 
 def test_with_no_tokens_nothing_is_written_and_the_likeliest_choice_counts(tmp_path):
@@ -126,12 +129,6 @@ def test_yes_no_or_maybe_after_an_abstract(tmp_path):
     found = result.metrics("p")
     assert (found["share/p/generated/no"], found["share/p/likelihood/maybe"]) == (1.0, 1.0)
     assert (found["generated/p"], found["likelihood/p"]) == (0.5, 0.5)
-
-
-def test_a_prompt_that_is_too_long_counts_as_wrong_both_ways(tmp_path):
-    model = Short({" A": -2.0, " B": -3.0, " C": -1.0}, writes="C")
-    found = task_of(MultipleChoice, [BONES, BONES], tmp_path).run(model).metrics("x")
-    assert (found["score/x"], found["generated/x"], found["likelihood/x"]) == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -179,12 +176,8 @@ def test_sentiment_answers_are_read_strictly(tmp_path):
     task = task_of(Sentiment, [{"text": "x", "label": "neutral"}], tmp_path, coding="fpb")
     _, [example], _ = task.read()
     neutral = (1, "neutral")
-    read = {
-        " Neutral.": neutral,
-        "neutral\nneutral": neutral,
-        "neutrally": (0, None),
-        "positive": (0, "positive"),
-    }
+    read = {" Neutral.": neutral, "neutral\nneutral": neutral}
+    read |= {"neutrally": (0, None), "positive": (0, "positive")}
     for answer, expected in read.items():
         verdict = task.score(example, answer)
         assert (verdict.score, verdict.read) == expected

@@ -66,14 +66,11 @@ def test_instructions_are_asked_without_stops(rows) -> None:
     assert result.outcomes[0].verdicts[0].note.startswith("error: ")
 
 
-def test_pass_at_k_of_several_samples(rows) -> None:
+def test_pass_at_k_of_several_samples_and_of_an_endless_answer(rows) -> None:
     model = Writes("    return x + 1", "    return x + 2", "    return x + 1", "")
     result = HumanEval(rows, instruction=None, samples=4, temperature=0.8, k=2).run(model)
     assert [outcome.score for outcome in result.outcomes] == pytest.approx([0.0, 1 - 1 / 6, 1 - 3 / 6])
     assert result.unread == 0.25
-
-
-def test_an_endless_answer_only_costs_its_time(rows) -> None:
     limits = Limits(wall_seconds=0.5)
     result = HumanEval(rows, instruction=None, limit=1, limits=limits).run(Writes("    while True: pass"))
     assert (result.mean, result.outcomes[0].verdicts[0].note) == (0.0, "timeout: ")

@@ -75,19 +75,16 @@ def test_what_the_model_is_asked(rows):
     assert again.asked == model.asked
 
 
-def test_an_answer_ends_before_the_next_question_of_the_template(rows):
+def test_progress_is_told_and_an_answer_ends_before_the_next_question_of_the_template(rows):
+    told = []
+    make(rows, batch_size=3).run(Adds(), lambda *numbers: told.append(numbers))
+    assert told == [(3, 7), (6, 7), (7, 7)]
     model = Adds()
     make(rows, stop=["x"]).run(model)
     assert [stop for *_, stop, _ in model.asked] == [["x", "\nQ:"]]
 
 
-def test_progress_is_told(rows):
-    told = []
-    make(rows, batch_size=3).run(Adds(), lambda *numbers: told.append(numbers))
-    assert told == [(3, 7), (6, 7), (7, 7)]
-
-
-def test_examples_stand_in_front_and_are_of_the_same_group(rows, tmp_path):
+def test_examples_stand_in_front_and_are_of_the_same_group_or_the_first_ones(rows, tmp_path):
     shots = [{**row, "output": f"{row['output']}!"} for row in ROWS[::-1]]
     data = TaskRows(write_rows(tmp_path / "shots.jsonl", shots), columns=COLUMNS, template="{instruction}")
     _, _, prompts = make(rows, shots=data, num_shots=2).read()
@@ -96,9 +93,6 @@ def test_examples_stand_in_front_and_are_of_the_same_group(rows, tmp_path):
     assert prompts[5] == "Q: 3+1 A: 4!\n\nQ: 1+1 A: 2!\n\nQ: 5+1 A:"  # not the question itself
     with pytest.raises(ValueError, match="num_shots=4, but shots has only 3 other rows for 'even'"):
         make(rows, shots=data, num_shots=4).read()
-
-
-def test_examples_of_no_such_group_are_the_first_ones(rows, tmp_path):
     shots = [{**row, "domain": "other"} for row in ROWS]
     data = TaskRows(write_rows(tmp_path / "shots.jsonl", shots), columns=COLUMNS, template="{instruction}")
     assert make(rows, shots=data, num_shots=1).read()[2][5] == "Q: 0+1 A: 1\n\nQ: 5+1 A:"
@@ -151,11 +145,16 @@ def test_prompts_that_are_too_long_are_not_asked_and_wrong(rows):
     assert str(result).endswith("28.6% of the answers could not be read, 2 prompts too long for the model")
 
 
-def test_rows_can_be_chosen_by_a_column(rows):
+def test_rows_are_chosen_by_a_column_or_a_share(rows):
     data = TaskRows(rows, columns=COLUMNS, template="{instruction}", where={"domain": ["odd"]})
     assert [row["response"] for row in data.rows(["response"])] == ["2", "4", "6"]
     with pytest.raises(ValueError, match=r"no row has \{'domain': \['prime'\]\}"):
         TaskRows(rows, where={"domain": ["prime"]}).rows(["instruction"])
+    data = TaskRows(rows, columns=COLUMNS, share=0.4)
+    drawn = [str(row + 1) for row in task_rows.draw_test_rows(7, 0.4, 42)]
+    assert [row["response"] for row in data.rows(["response"])] == drawn
+    with pytest.raises(ValueError, match="share=1 must be in"):
+        TaskRows(rows, share=1)
 
 
 @pytest.mark.parametrize(("number", "share"), [(1213, 0.226), (4846, 0.25), (10, 0.33)])
@@ -164,14 +163,6 @@ def test_held_out_rows_are_those_of_datasets(number, share):
 
     split = Dataset.from_dict({"row": list(range(number))}).train_test_split(test_size=share, seed=42)
     assert split["test"]["row"][:] == task_rows.draw_test_rows(number, share, seed=42)
-
-
-def test_a_share_of_the_rows(rows):
-    data = TaskRows(rows, columns=COLUMNS, share=0.4)
-    drawn = [str(row + 1) for row in task_rows.draw_test_rows(7, 0.4, 42)]
-    assert [row["response"] for row in data.rows(["response"])] == drawn
-    with pytest.raises(ValueError, match="share=1 must be in"):
-        TaskRows(rows, share=1)
 
 
 def test_what_cannot_be_meant_is_refused(rows, tmp_path):

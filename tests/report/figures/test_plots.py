@@ -25,11 +25,8 @@ def runs(tmp_path):
     """One run without a stop, and one that was killed after step 20, whose last row was trained again."""
     whole = [",0,,0.5,0.5", "0,9,0.6,,", ",10,,0.625,0.75", ",20,,0.5,1.0"]
     write_lines(tmp_path / "whole/metrics/version_0/metrics.csv", METRICS, *whole)
-    parts = {
-        2: [",0,,0.5,0.5", ",10,,0.25,0.125", ",20,,0.875,0.875"],
-        9: ["1,15,0.5,,"],
-        10: [",20,,0.75,1.0"],
-    }
+    parts = {2: [",0,,0.5,0.5", ",10,,0.25,0.125", ",20,,0.875,0.875"]}
+    parts |= {9: ["1,15,0.5,,"], 10: [",20,,0.75,1.0"]}
     for version, rows in parts.items():
         header = "epoch,step,train/loss" if version == 9 else METRICS
         rows = [row.rstrip(",") for row in rows] if version == 9 else rows
@@ -43,11 +40,15 @@ RATES = {
 }
 
 
-def test_the_rows_have_the_best_and_the_last(runs, tmp_path):
+def test_the_rows_have_the_best_and_the_last_and_an_svg_nothing_but_them(runs, tmp_path):
     rows = plots.reward_hacking(runs, str(tmp_path / "figure.svg"))["rows"]
     names = ("method", "oracle_best", "oracle_last", "selector_best", "selector_last")
     found = [("FedBis", 0.625, 0.5, 1.0, 1.0), ("FedBiscuit", 0.75, 0.75, 1.0, 1.0)]
     assert rows == [dict(zip(names, row, strict=True)) for row in found]
+    for name in ("a.svg", "b.svg"):
+        plots.reward_hacking(runs, str(tmp_path / name))
+    assert (tmp_path / "a.svg").read_text() == (tmp_path / "b.svg").read_text()
+    assert "dc:date" not in (tmp_path / "a.svg").read_text()
 
 
 def lines(axes):
@@ -171,13 +172,6 @@ def test_without_known_groups_no_group_is_named(tmp_path):
     axes = plots.draw_groups(table).axes[0]
     assert axes.get_ylabel() == "2 clients"
     assert axes.lines[:] == []
-
-
-def test_an_svg_depends_on_nothing_but_the_numbers(runs, tmp_path):
-    for name in ("a.svg", "b.svg"):
-        plots.reward_hacking(runs, str(tmp_path / name))
-    assert (tmp_path / "a.svg").read_text() == (tmp_path / "b.svg").read_text()
-    assert "dc:date" not in (tmp_path / "a.svg").read_text()
 
 
 def test_what_is_missing_is_named(runs, client_files, tmp_path):

@@ -44,12 +44,8 @@ def run(folder, values, target="global"):
 
 
 def test_trade_off_shows_the_means_and_joins_the_betas(tables, tmp_path):
-    told = {
-        "tables": tables,
-        "x": "leakage",
-        "paths": {"FewFedPIT": BETAS},
-        "output": str(tmp_path / "t.svg"),
-    }
+    told = {"tables": tables, "x": "leakage", "paths": {"FewFedPIT": BETAS}}
+    told["output"] = str(tmp_path / "t.svg")
     stage = {"call": "fedlight.report.figures.privacy_plots.trade_off", "with": told}
     found = Stage("trade_off", tmp_path / "trade_off", stage).run()["result"]
     assert list(found["table"]) == [PRETRAINED, "FedAvg", *BETAS.values()]

@@ -49,9 +49,8 @@ def test_a_row_counts_as_inside_by_its_text(tmp_path):
 def test_what_is_near_stays_near():
     rng = np.random.default_rng(0)
     centers = np.eye(3, 10)
-    vectors = np.concatenate([center + 0.05 * rng.normal(size=(20, 10)) for center in centers]).astype(
-        np.float32
-    )
+    around = [center + 0.05 * rng.normal(size=(20, 10)) for center in centers]
+    vectors = np.concatenate(around).astype(np.float32)
     flat = retrieval_map.flatten(vectors, seed=0)
     groups = flat.reshape(3, 20, 2)
     within = max(np.linalg.norm(group - group.mean(axis=0), axis=1).mean() for group in groups)

@@ -13,12 +13,9 @@ ROWS = [
 ]
 
 
-def test_scores_are_drawn_before_others():
+def test_scores_are_drawn_before_others_and_one_panel_needs_no_figure_for_phones():
     assert headline(METRICS) == ["accuracy", "clients", "own", "win_rate"]
     assert headline(METRICS[:3]) == METRICS[:3]
-
-
-def test_one_panel_needs_no_figure_for_phones():
     seen = looks({name: name for name in "abc"})
     one, two, three = (draw_results(ROWS, [*"abc"], METRICS[:n], "Results", "x", seen) for n in (1, 2, 3))
     assert one.narrow is None

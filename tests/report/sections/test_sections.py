@@ -61,13 +61,8 @@ def test_runs_whose_labels_differ_in_odd_characters_have_figures_of_their_own(tm
 
 def test_the_same_prompt_by_two_methods_with_what_a_judge_said(tmp_path):
     for name, text in (("fedavg", "no"), ("fewfedpit", "yes")):
-        row = {
-            "row": 7,
-            "prompt": "Really?",
-            "target": "yes",
-            "answers": [text],
-            "score": float(text == "yes"),
-        }
+        row = {"row": 7, "prompt": "Really?", "target": "yes", "answers": [text]}
+        row["score"] = float(text == "yes")
         write_lines(stage_folder(tmp_path / "seed0" / name) / "tasks/epoch_2/qa.jsonl", json.dumps(row))
     duel = {"stage": "call fedlight.judges.duels.duels", "task": "qa", "against": "/moved/seed0/fedavg"}
     duel["methods"] = {"FewFedPIT": "/moved/seed0/fewfedpit"}

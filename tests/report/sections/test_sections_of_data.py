@@ -59,9 +59,8 @@ def test_visits_of_a_part_are_on_the_client_s_own_rows_and_those_on_candidates_a
 def test_runs_with_equal_data_share_a_line_and_seeds_are_told_apart(tmp_path):
     for seed, sizes in ((0, "642"), (1, "732")):
         for method, seen in (("one", 3), ("two", 3), ("three", 2)):  # the third never saw the last client
-            lines = [
-                f"0,{client},train,{size},1,1" for client, size in [*zip("abc", sizes, strict=True)][:seen]
-            ]
+            both = [*zip("abc", sizes, strict=True)][:seen]
+            lines = [f"0,{client},train,{size},1,1" for client, size in both]
             write_lines(tmp_path / f"r/seed{seed}/{method}/visits.csv", VISITS, *lines)
     found = client_data.section(read_runs([tmp_path / "r"]))
     sizes = [line[:3] for line in tables(found)["Sizes of clients"].lines]

@@ -43,13 +43,10 @@ def test_seeds_are_averaged_at_equal_times_and_not_at_equal_rounds(tmp_path):
     assert {row["seeds"] for row in chart.rows} == {2}
 
 
-def test_without_devices_there_is_no_such_section(tmp_path):
+def test_without_devices_or_common_times_there_is_nothing(tmp_path):
     run(tmp_path, "plain", [0, 0], [0.25, 0.5], device="")
     runs = read_runs([tmp_path])
     assert virtual_time.section(runs) is None
     assert over_time(runs[0]) == {}
-
-
-def test_a_run_that_ends_before_another_seed_begins_leaves_no_point():
     assert held([{1.0: 0.0, 2.0: 1.0}, {5.0: 0.5, 6.0: 1.0}]).x.tolist() == []
     assert held([{2.0: 0.5, 4.0: 1.0}]).middle.tolist() == pytest.approx([0.5, 1.0])

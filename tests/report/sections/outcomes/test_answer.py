@@ -33,9 +33,13 @@ def said(*folders):
     return answer(read_runs(folders))
 
 
-def test_a_selector_before_and_after(tmp_path):
+def test_one_run_says_what_it_reached_or_that_nothing_was_measured(tmp_path):
     run = fit(tmp_path, "selector", SELECTOR, {"val/loss": [0.7, 0.4], "val/accuracy": [0.51, 0.83]})
     assert said(run) == "Validation accuracy 0.830 after round 2, 0.510 after round 1."
+    run = fit(tmp_path, "x", SFT, {"val/loss": [0.7, 0.4]}, rounds=9, done=False)
+    assert said(run).startswith("Not finished, 2 of 9 rounds: validation loss 0.400 after round 2, 0.700 ")
+    run = fit(tmp_path, "x", SFT, {"lr-AdamW": [0.1, 0.2]})
+    assert said(run) == "Nothing was measured, fit, FedAvg, SFTModule, toy, 2 rounds."
 
 
 def test_a_win_rate_that_was_logged(tmp_path):
@@ -49,16 +53,6 @@ def test_the_loss_of_an_epoch_is_that_of_its_first_and_last_tenth(tmp_path):
     losses = [2.0, 1.0, *[0.7] * 16, 0.5, 0.3]
     run = fit(tmp_path, "sft", SFT, {"train/loss": losses}, federated=False, rounds=1)
     assert said(run) == "Loss of training batches 0.400 in the last steps, 1.500 in the first."
-
-
-def test_a_run_that_is_not_finished_says_so(tmp_path):
-    run = fit(tmp_path, "x", SFT, {"val/loss": [0.7, 0.4]}, rounds=9, done=False)
-    assert said(run).startswith("Not finished, 2 of 9 rounds: validation loss 0.400 after round 2, 0.700 ")
-
-
-def test_nothing_measured(tmp_path):
-    run = fit(tmp_path, "x", SFT, {"lr-AdamW": [0.1, 0.2]})
-    assert said(run) == "Nothing was measured, fit, FedAvg, SFTModule, toy, 2 rounds."
 
 
 def test_losses_of_unlike_modules_and_accuracies_on_unlike_rows_are_not_compared(tmp_path):
@@ -91,9 +85,7 @@ def test_the_same_rows_of_other_seeds_are_compared(tmp_path):
 def test_a_lower_loss_is_better(tmp_path):
     losses = {"a": 0.5, "b": 0.4, "c": 0.9}
     runs = [fit(tmp_path, name, SFT, {"val/loss": [2.0, last]}) for name, last in losses.items()]
-    told = (
-        "b: validation loss 0.400 against 0.500 of a, the best of 3 methods, one seed, so chance is not ruled"
-    )
+    told = "b: validation loss 0.400 against 0.500 of a, the best of 3 methods, one seed, so chance is not"
     assert said(*runs) == f"{told} out."
 
 

@@ -48,13 +48,10 @@ def test_a_method_that_was_not_asked_about_a_subject_has_none(tmp_path):
     assert shares == {"art": ("0.000", "-"), "law": ("1.000", "0.000"), "tea": ("-", "1.000")}
 
 
-def test_one_subject_makes_no_table(tmp_path):
-    answered(tmp_path, 0, "a", {"": [1.0] * 10})
-    assert tables_by_group(read_runs([tmp_path])) == {}
-
-
-def test_a_page_has_all_lines_of_a_long_table_and_says_how_many_to_show(tmp_path):
+def test_long_tables_are_there_whole_and_one_subject_makes_none(tmp_path):
     answered(tmp_path, 0, "a", {f"subject {n:02}": [n / 20] * FEWEST for n in range(13)})
     text = write_report([tmp_path]).read_text()
     assert f'<table data-first="{FIRST}">' in text
     assert all(f"subject {n:02}" in text for n in range(13))
+    answered(tmp_path / "one", 0, "a", {"": [1.0] * 10})
+    assert tables_by_group(read_runs([tmp_path / "one"])) == {}

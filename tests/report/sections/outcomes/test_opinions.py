@@ -71,7 +71,7 @@ def test_a_panel_for_polis_groups_and_one_for_each_method_with_groups(tmp_path):
     assert names == ["no client", "group 0", "group 1", "selector 0", "selector 1"]
 
 
-def test_people_without_groups_and_with_more_than_there_are_colours(tmp_path):
+def test_people_without_groups_or_with_many_or_no_conversation(tmp_path):
     conversation(tmp_path / "none", 0, groups=("",))
     (chart,) = opinions.section(read_runs([tmp_path / "none"])).parts
     assert [axes.get_title() for axes in chart.figure.axes] == ["fedbiscuit"]
@@ -79,9 +79,6 @@ def test_people_without_groups_and_with_more_than_there_are_colours(tmp_path):
     people = "".join(f"{n},{n},1,{n},{n}\n" for n in range(20))
     (tmp_path / "many/seed0/opinions/people.csv").write_text(PEOPLE + people)
     (chart,) = opinions.section(read_runs([tmp_path / "many"])).parts
-
-
-def test_no_conversation_no_section(tmp_path):
-    conversation(tmp_path, 0)
-    (tmp_path / "seed0/opinions/people.csv").unlink()
-    assert opinions.section(read_runs([tmp_path])) is None
+    conversation(tmp_path / "gone", 0)
+    (tmp_path / "gone/seed0/opinions/people.csv").unlink()
+    assert opinions.section(read_runs([tmp_path / "gone"])) is None
