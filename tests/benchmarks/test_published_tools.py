@@ -113,16 +113,13 @@ def test_unknown_tolerances_are_refused():
             deviation(0.5, 0.6, tolerance, ".3f")
 
 
-def test_a_rerun_that_gives_the_same():
+def test_a_rerun_gives_the_same_figure_or_another():
     one = measurement(tolerances={"ms": "factor 2"})
     own = figures(published(one), one)
     found = compare(one, own, [{**row, "ms": row["ms"] and row["ms"] * 1.5} for row in ROWS])
     assert (found.compared, found.differences) == (2, [])
     assert found.off == pytest.approx(math.log(1.5) / math.log(2))
     assert found.worst == "t, a, seed 0: ms 10, now 15"
-
-
-def test_a_rerun_that_gives_another_figure():
     """0.5 is printed as 0.60 ± 0.14 over the seeds; half a unit of that is 0.005."""
     one = measurement()
     rows = [{**row, "score": row["score"] + 0.006} for row in ROWS]
@@ -228,23 +225,17 @@ def test_reruns(made_up, tmp_path, monkeypatch, capsys, score, verdict):
     assert "6 published figures, 1 compared, 5 not" in capsys.readouterr().out
 
 
-def test_a_command_that_fails(made_up, tmp_path, monkeypatch):
+def test_what_can_not_be_rerun_or_compared_here(made_up, tmp_path, monkeypatch):
     one, _ = made_up  # its file of rows is not there
     monkeypatch.setattr(rerun, "machine", lambda: MADE["machine"])
     assert rerun.rerun(published(one), tmp_path / "reproduce") == 1
     found = json.loads((tmp_path / "reproduce.json").read_text())["measurements"][0]
     assert found["verdict"] == "failed"
     assert "FileNotFoundError" in found["why"]
-
-
-def test_what_was_copied_from_a_page_can_not_be_compared(tmp_path):
     old = measurement(record={"transcribed": True, "commit": "abc", "rows": ROWS})
     assert rerun.rerun(published(old), tmp_path / "reproduce") == 1
     (found,) = json.loads((tmp_path / "reproduce.json").read_text())["measurements"]
     assert (found["verdict"], "record it" in found["why"]) == ("failed", True)
-
-
-def test_on_another_machine_what_is_exact_is_skipped(made_up, tmp_path, monkeypatch):
     one, _ = made_up
     monkeypatch.setattr(rerun, "machine", lambda: {"class": "aarch64", "threads": 1})
     assert rerun.rerun(published(one), tmp_path / "reproduce") == 0

@@ -12,11 +12,8 @@ def hits(*rows):
     return Hits(np.array(rows), np.zeros(len(rows), np.float32))
 
 
-def test_recall(benchmark):
+def test_recall_and_made_up_vectors(benchmark):
     assert benchmark.recall([hits(1, 2), hits(3, 4)], [hits(2, 5), hits(4, 3)]) == 0.75
-
-
-def test_made_up_vectors(benchmark):
     vectors = benchmark.made_up(30_000, 128, seed=0)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     cosines = np.sort(vectors[:1] @ vectors[1:].T)[0]

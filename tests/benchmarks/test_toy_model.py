@@ -58,7 +58,7 @@ def test_the_tokenizer_is_the_one_of_the_script_and_knows_every_word_of_the_worl
     assert make_tokenizer().get_vocab() == tokenizer.get_vocab()
 
 
-def test_choice_tokens_follow_the_colon(tokenizer: "PreTrainedTokenizerFast") -> None:
+def test_the_tokenizer_reads_choices_and_short_prompts(tokenizer) -> None:
     answers_given = {"response_a": "anna bakes bread .", "response_b": "ben reads maps ."}
     template = CHOICE_TEMPLATE.format(prompt=POST, **answers_given)
     assert template.endswith("YOUR CHOICE:")
@@ -68,9 +68,6 @@ def test_choice_tokens_follow_the_colon(tokenizer: "PreTrainedTokenizerFast") ->
     assert tokenizer(": A")["input_ids"] == colon + with_a[-1:]
     assert with_a[:-1] == with_b[:-1] == tokenizer(template)["input_ids"]
     assert with_a[-1] != with_b[-1]
-
-
-def test_prompts_are_short(tokenizer: "PreTrainedTokenizerFast") -> None:
     longest = "kindly " + POST.replace(". ", ". basically ")
     choice = CHOICE_TEMPLATE.format(prompt=POST, response_a=longest, response_b=longest)
     assert len(tokenizer(choice)["input_ids"]) <= 80

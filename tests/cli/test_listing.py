@@ -15,14 +15,11 @@ def test_methods_names_every_algorithm_augmentation_and_recipe_with_a_line_of_it
     assert all(len(line.split()) > 1 for line in lines if line.split()[:1] == ["FedProx"])
 
 
-def test_devices_names_every_profile_and_fleet_with_its_figures():
+def test_devices_names_every_profile_and_fleet_and_lists_take_no_arguments():
     lines = fedlight("devices").out.splitlines()
     found = {line.split()[0]: line.split() for line in lines if line.strip()}
     assert {file.stem for file in conf_path("devices").rglob("*.yaml")} <= found.keys()
     assert found["iphone_xr"][1:5] == ["3", "0.56", "56", "17"]
-
-
-def test_the_lists_take_no_arguments_but_for_help():
     assert "takes no arguments: leave out x" in refused(fedlight("methods", "x"))
     assert fedlight("devices", "--help").out.splitlines()[:2] == ["usage: fedlight devices", ""]
     assert "iphone_xr" in fedlight("devices", "-h").out

@@ -12,7 +12,7 @@ import fedlight.toy
 FILE = Path(__file__).parents[2] / "examples" / "own_texts.py"
 
 
-def test_lists_of_texts_become_an_adapter_of_both_clients(tmp_path, monkeypatch):
+def test_ten_lines_make_an_adapter_of_both_clients_of_lists_of_texts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(Path(fedlight.toy.__file__).parent / "model", "my_model")
     names = runpy.run_path(str(FILE))
@@ -24,8 +24,5 @@ def test_lists_of_texts_become_an_adapter_of_both_clients(tmp_path, monkeypatch)
     moved = [value for name, value in weights.items() if "lora_B" in name]
     assert moved
     assert all(value.any() for value in moved)  # LoRA's B starts at 0
-
-
-def test_it_has_ten_lines():
     statements = ast.parse(FILE.read_text()).body[1:]  # without the docstring
     assert sum(each.end_lineno - each.lineno + 1 for each in statements) <= 10

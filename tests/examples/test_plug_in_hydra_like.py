@@ -73,7 +73,7 @@ def test_with_it_clients_train_it(federated):
     assert accuracy(cli) > 0.2
 
 
-def test_its_own_callbacks_see_rounds(federated):
+def test_its_own_callbacks_see_rounds_and_its_metrics_stand_beside_those_of_the_federation(federated):
     folder, cli = federated
     printer, stopping = (
         next(c for c in cli.trainer.callbacks if type(c).__name__ == name)
@@ -86,9 +86,6 @@ def test_its_own_callbacks_see_rounds(federated):
     assert kept.shape == (64, 64)
     schedule = cli.trainer.lr_scheduler_configs[0].scheduler
     assert (schedule.T_max, schedule.last_epoch) == (ROUNDS, ROUNDS)  # the link of their command line
-
-
-def test_metrics_of_the_module_and_of_the_federation_stand_side_by_side(federated):
     folder, _ = federated
     names = set(table(folder / "metrics/version_0/metrics.csv")[0])
     assert {"train/loss", "train/acc", "val/loss", "val/acc", "fed/loss", "fed/bytes_up"} <= names

@@ -84,16 +84,14 @@ def test_the_arguments_of_the_old_class_are_dropped(parse, change):
     assert thing.init_args == Namespace(size=3, colour="green", inner=None, lid=False)
 
 
-def test_back_at_the_first_class_nothing_is_left_of_what_it_had_nor_inside_another(parse):
+def test_nothing_is_left_of_what_a_class_had_but_what_comes_after_holds(parse):
     thing = parse(BALL, "--thing=Box", "--thing=Ball").thing
     assert thing.init_args == Namespace(size=2, colour="blue", inner=None)
-
-
-def test_what_comes_after_the_class_holds(parse):
     thing = parse(BALL, "--thing=Box", "--thing.size=9", "--thing.lid=true").thing
     assert thing.init_args == Namespace(size=9, colour="green", inner=None, lid=True)
     thing = parse(BALL, "--config=yaml:thing: {class_path: Box, init_args: {size: 9}}").thing
     assert thing.init_args == Namespace(size=9, colour="green", inner=None, lid=False)
+    assert parse(NESTED, "--thing=Box").thing.init_args.inner is None
 
 
 @pytest.mark.parametrize(
@@ -143,10 +141,6 @@ def test_inside_other_classes_which_keep_theirs(parse, change):
     assert (outer.init_args.size, inner.init_args.size) == (7, 7)
     assert inner.init_args.inner.class_path.endswith(".Box")
     assert inner.init_args.inner.init_args.size == 3
-
-
-def test_with_a_class_all_that_is_inside_it_goes(parse):
-    assert parse(NESTED, "--thing=Box").thing.init_args.inner is None
 
 
 def test_in_lists_and_maps(parse):

@@ -70,15 +70,12 @@ def test_predict_writes_completions(tiny_model, tmp_path):
     assert [len(row["completions"]) for row in read_lines(tmp_path / "completions.jsonl")] == [2, 2, 2]
 
 
-def test_overrides_and_class_swaps_reach_the_loop(tiny_model, tmp_path):
+def test_overrides_and_class_swaps_reach_loop_and_module(tiny_model, tmp_path):
     more = ("--federated.clients_per_round", "5", "--federated.algorithm", "FedAvg")
     more += ("--federated.algorithm.weighting", "uniform", "--trainer.max_epochs", "1")
     cli = lightning_cli(["fit", *tiny_selector(tiny_model, tmp_path), *more])
     assert federated(cli).algorithm.weighting == "uniform"
     assert len(table(tmp_path / "visits.csv")) == 5
-
-
-def test_a_module_is_swapped_by_its_short_name(tiny_model, tmp_path):
     arguments = tiny_selector(
         *(tiny_model, tmp_path, "--model", "SFTModule", "--model.model", tiny_model),
         *("--data.view=sft", "--trainer.max_epochs=1"),

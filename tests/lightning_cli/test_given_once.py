@@ -17,10 +17,14 @@ def test_choices_are_those_of_either(where):
     assert list(found.model.init_args.choices) == list(found.data.init_args.format.choices) == ["x", "y"]
 
 
-def test_the_tokenizer_is_the_models_unless_it_is_given():
+def test_the_tokenizer_is_the_models_where_a_module_has_one():
     model = ["--model=SelectorModule", "--model.model=some/model"]
     assert settings(*model, *VOTES).data.init_args.tokenizer == "some/model"
     assert settings(*model, *VOTES, "--data.tokenizer=other").data.init_args.tokenizer == "other"
+    features = ("--model=FeatureSelectorModule", "--model.dimension=4")
+    found = settings(*features, *VOTES, "--data.format.choices=[x, y]")
+    assert found.data.init_args.tokenizer == "toy"
+    assert "choices" not in found.model.init_args
 
 
 def test_choices_that_contradict_each_other_are_refused(tiny_model, tmp_path):
@@ -29,10 +33,3 @@ def test_choices_that_contradict_each_other_are_refused(tiny_model, tmp_path):
     given = ["--model.choices=[c, d]", "--data.format.choices=[x, y]"]
     told = "model.init_args.choices=['c', 'd'] and data.init_args.format.choices=['x', 'y'] have to be the"
     assert told in refused(fedlight("fit", *tiny_selector(tiny_model, tmp_path), *given))
-
-
-def test_a_module_and_data_without_such_arguments_are_left_alone():
-    features = ("--model=FeatureSelectorModule", "--model.dimension=4")
-    found = settings(*features, *VOTES, "--data.format.choices=[x, y]")
-    assert found.data.init_args.tokenizer == "toy"
-    assert "choices" not in found.model.init_args

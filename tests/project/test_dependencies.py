@@ -62,8 +62,15 @@ PEERS = {"pfl", "trl"}
 DEVELOPMENT = {IMPORT_NAMES.get(name, name) for name in names(OPTIONAL["dev"]) - TOOLS}
 
 
-def test_the_package_imports_what_it_lists_and_lists_what_it_imports():
+def test_what_is_imported_is_listed_and_what_is_listed_imported():
     assert imports(*PACKAGE) == RUNTIME - BY_TRANSFORMERS
+    used = imports("tests", "examples", "benchmarks", "docs")
+    assert used <= RUNTIME | DEVELOPMENT | PEERS
+    assert used - imports("tests", "examples", "docs") >= PEERS
+    # setuptools is named in a program that tests/project/test_wheel.py starts, mkdocstrings in mkdocs.yml, ipykernel is
+    # started by nbclient; tensorboard and wandb are
+    # Lightning's loggers'
+    assert used >= DEVELOPMENT - RUNTIME - {"ipykernel", "mkdocstrings", "setuptools", "tensorboard", "wandb"}
 
 
 def test_development_has_every_extra_that_is_small_and_hnswlib_is_tried():
@@ -73,16 +80,6 @@ def test_development_has_every_extra_that_is_small_and_hnswlib_is_tried():
     makefile = (ROOT / "Makefile").read_text()
     assert "--editable '.[hnsw]'" in makefile.partition("$(VENV)/.dev:")[2]
     assert "could not be compiled" in makefile
-
-
-def test_so_do_tests_examples_and_documentation():
-    used = imports("tests", "examples", "benchmarks", "docs")
-    assert used <= RUNTIME | DEVELOPMENT | PEERS
-    assert used - imports("tests", "examples", "docs") >= PEERS
-    # setuptools is named in a program that tests/project/test_wheel.py starts, mkdocstrings in mkdocs.yml, ipykernel is
-    # started by nbclient; tensorboard and wandb are
-    # Lightning's loggers'
-    assert used >= DEVELOPMENT - RUNTIME - {"ipykernel", "mkdocstrings", "setuptools", "tensorboard", "wandb"}
 
 
 def test_every_requirement_has_a_lower_bound_below_its_pin():

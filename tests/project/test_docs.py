@@ -65,20 +65,13 @@ def docs_hook():
 
 
 @pytest.mark.slow  # every table from its record
-def test_the_build_refuses_a_page_that_its_record_does_not_give(docs_hook, monkeypatch):
+def test_the_build_refuses_pages_and_verdicts_that_records_do_not_give(docs_hook, monkeypatch):
     docs_hook.on_pre_build(None)
-    from published import papers
+    from published import claims, papers
 
-    monkeypatch.setattr(papers, "page", lambda: "another")
-    with pytest.raises(docs_hook.NotAsRecorded, match=r"coverage\.md is not what the records give"):
+    with monkeypatch.context() as m, pytest.raises(docs_hook.NotAsRecorded, match=r"coverage\.md is not"):
+        m.setattr(papers, "page", lambda: "another")
         docs_hook.on_pre_build(None)
-
-
-@pytest.mark.slow
-def test_the_build_refuses_a_verdict_that_its_intervals_contradict(docs_hook, monkeypatch):
-    docs_hook.on_pre_build(None)
-    from published import claims
-
     fault = "A is better: **holds** needs an interval"
     monkeypatch.setattr(claims, "contradictions", lambda table: iter([fault]))
     with pytest.raises(docs_hook.NotAsRecorded, match="table claims: A is better"):
@@ -138,17 +131,14 @@ def test_equations_become_mathml_without_leftovers():
     assert "arithmatex" not in made
 
 
-def test_links_to_files_lead_to_their_pages():
-    links = "[a](../../fedlight/cli/main.py) [b](../results.md)"
-    turned = hook("sources").on_page_markdown(links, page("papers/feddca.md"))
-    assert turned == "[a](../source/fedlight/cli/main.py.md) [b](../results.md)"
-
-
-def test_every_page_is_in_the_navigation():
+def test_every_page_is_in_the_navigation_and_links_lead_to_pages():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     listed = re.findall(r"([\w/]+\.md)", text)
     pages = [str(path.relative_to(DOCS)) for path in PAGES]
     assert sorted(listed) == sorted([*pages, "CHANGELOG.md", "CONTRIBUTING.md"])
+    links = "[a](../../fedlight/cli/main.py) [b](../results.md)"
+    turned = hook("sources").on_page_markdown(links, page("papers/feddca.md"))
+    assert turned == "[a](../source/fedlight/cli/main.py.md) [b](../results.md)"
 
 
 def test_every_public_name_is_in_the_reference_once():
@@ -176,7 +166,7 @@ def test_every_room_is_in_the_reference():
     assert folders - {ROOT / "fedlight"} == referred
 
 
-def test_inline_commands_name_what_exists():
+def test_inline_commands_and_programs_name_what_exists():
     """Those of the blocks are parsed in full by tests/project/test_readme.py."""
     from fedlight.cli.main import COMMANDS
     from fedlight.conf import path as conf_path
@@ -188,9 +178,6 @@ def test_inline_commands_name_what_exists():
         configs = [word for word in words if word.endswith(".yaml") and word != "mine.yaml"]
         assert all(conf_path(config).is_file() for config in configs), command
         assert words[1] in COMMANDS, command
-
-
-def test_programs_are_there():
     assert [program for program in PROGRAMS if not (ROOT / program).is_file()] == []
 
 

@@ -53,23 +53,17 @@ def test_what_is_published_is_so_without_a_stored_password():
     assert not any("secrets." in path.read_text() for path in (ROOT / ".github/workflows").iterdir())
 
 
-def test_tested_pythons_are_those_that_the_package_names():
+def test_pythons_and_lower_bounds_are_the_same_everywhere():
     named = [line.split(" :: ")[-1] for line in PROJECT["classifiers"] if re.search(r"Python :: 3\.", line)]
     matrix = WORKFLOWS["tests"]["jobs"]["test"]["strategy"]["matrix"]
     assert matrix["python"] == named
     assert PROJECT["requires-python"] == f">={named[0]}"
     assert matrix["machine"] == ["ubuntu-24.04", "ubuntu-24.04-arm"]
-
-
-def test_lowest_constraints_are_the_lower_bounds():
     command = [sys.executable, ROOT / ".github/lowest.py"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert all(re.fullmatch(r"[\w-]+==[\d.]+", line) for line in lines)
     bounds = {re.sub(r"\[.*\]", "", line).replace(">=", "==") for line in PROJECT["dependencies"]}
     assert bounds <= set(lines)
-
-
-def test_the_conda_package_asks_for_the_same():
     asked = set(CONDA["requirements"]["run"])
     for requirement in PROJECT["dependencies"]:
         name, bound = re.fullmatch(r"([\w-]+)(?:\[.*\])?(>=[\d.]+)", requirement).groups()

@@ -56,7 +56,7 @@ def files(wheel: Path) -> set[str]:
     return set(zipfile.ZipFile(wheel).namelist())
 
 
-def test_holds_every_file_and_nothing_else(wheel):
+def test_holds_every_file_the_embedded_model_and_nothing_else(wheel):
     expected = {
         str(Path("fedlight") / path.relative_to(ROOT / "fedlight" if folder == "fedlight" else ROOT))
         for folder in ("fedlight", "modules", "datamodules", "callbacks", "conf")
@@ -67,9 +67,6 @@ def test_holds_every_file_and_nothing_else(wheel):
     assert any(name.startswith("fedlight/conf/") and name.endswith(".yaml") for name in files(wheel))
     assert {name.split("/")[0].split("-")[0] for name in files(wheel)} == {"fedlight"}
     assert not [name for name in files(wheel) if "__pycache__" in name or "/tests/" in name]
-
-
-def test_holds_the_embedded_model(wheel):
     assert {f"fedlight/toy/model/{name}" for name in ("model.safetensors", "config.json")} <= files(wheel)
     size = sum(info.file_size for info in zipfile.ZipFile(wheel).infolist() if "/toy/model/" in info.filename)
     assert 0 < size < 5e6

@@ -48,22 +48,16 @@ def rows(folder):
     return rows_of(folder)
 
 
-def test_every_method_is_in_the_table(rows):
+def test_every_method_is_in_the_table_with_the_shares_that_are_measured_of_it(rows):
     assert list(rows) == ["raw", "FedAvg on chosen", *SELECT, "oracle's labels"]
     assert {row["seed"] for row in rows.values()} == {3}
     assert rows["raw"]["win_rate"] == rows["raw"]["win_rate_by_group"] == 0.5
-
-
-def test_what_is_measured_of_which_method(rows):
     for method, row in rows.items():
         measured = set(row) - {"method", "seed", "win_rate", "win_rate_by_group", "sent_mib", "groups_ari"}
         assert measured >= (COLUMNS if method in ("raw", *SELECT) else set()), method
         assert ("win_rate" in row) == ("win_rate_by_group" in row) == (method in ("raw", *ANSWER))
         assert ("groups_ari" in row) == method.startswith("FedBiscuit")
         assert ("sent_mib" in row) == (method not in ("raw", "oracle's labels"))
-
-
-def test_the_numbers_are_shares(rows):
     for row in rows.values():
         others = {"method", "seed", "sent_mib", "groups_ari", "labelled", "too_long"}
         values = {name: row[name] for name in row if name not in others}
@@ -118,7 +112,7 @@ def test_fedbiscuit_sends_its_visits_and_its_groupings(rows, folder, method, sta
     assert rows[method]["sent_mib"] == sent / MIB
 
 
-def test_what_the_others_send(rows, folder):
+def test_what_the_others_send_in_the_same_visits(rows, folder):
     for method, stage in (("FedBis", "selector"), ("FedDPO", "feddpo"), ("FedAvg on chosen", "fedavg")):
         visits = table(folder / f"seed3/{stage}/visits.csv")
         sent = sum(int(row["bytes_down"]) + int(row["bytes_up"]) for row in visits)
@@ -126,9 +120,6 @@ def test_what_the_others_send(rows, folder):
     assert rows["pooled votes"]["sent_mib"] == 0
     # A reward model has a head besides.
     assert rows["reward model"]["sent_mib"] > rows["FedBis"]["sent_mib"]
-
-
-def test_all_methods_have_the_same_visits(folder):
     """The same clients in the same rounds, for the same steps."""
     stages = ("selector", "fedbiscuit", "fedbiscuit5", "reward", "feddpo", "fedavg")
     visits = [

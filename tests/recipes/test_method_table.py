@@ -192,7 +192,7 @@ def runs(tmp_path):
     }
 
 
-def test_scores_in_several_settings(runs):
+def test_scores_in_several_settings_or_none(runs):
     score, errors = ["own/domain/client_mean", "score/domain"], {"error": "fed/product_error"}
     assert settings_table(runs, score, errors)["rows"] == [
         {
@@ -202,9 +202,6 @@ def test_scores_in_several_settings(runs):
         },
         {"method": "FedSALoRA", "iid": 0.25, "error, iid": 0.0, "kib_up": 0.5, "kib_down": 0.5},
     ]
-
-
-def test_a_method_may_have_no_score_but_no_run_is_without_its_metric(runs):
     _, fedsa = settings_table(runs, ["score/domain"], unscored=["FedSALoRA"])["rows"]
     assert fedsa == {"method": "FedSALoRA", "kib_up": 0.5, "kib_down": 0.5}
     with pytest.raises(ValueError, match=r"a has no metric 'own/domain/client_mean'; it has score/domain"):
@@ -239,7 +236,7 @@ def test_liars_are_counted_at_the_selector_with_most_of_them(tmp_path):
     assert "0.667" in table["report"]
 
 
-def test_the_first_of_selectors_with_as_many_liars_counts_and_there_may_be_one(tmp_path):
+def test_the_first_of_selectors_with_as_many_liars_counts_and_without_liars_none(tmp_path):
     runs = {"lies": grouped(tmp_path / "lies", {"a": 2, "b": 0, "c": 1}, **ACCURACIES)}
     (row,) = liars_in_groups(runs, {"lies": {"clients": ["a", "b"]}})["rows"]
     assert (row["together"], row["of_group"], row["accuracy_there"]) == (0.5, 1.0, 0.66)
@@ -248,9 +245,6 @@ def test_the_first_of_selectors_with_as_many_liars_counts_and_there_may_be_one(t
     (row,) = liars_in_groups(runs, {"lies": {"clients": ["a"]}})["rows"]
     assert (row["together"], row["of_group"]) == (1.0, 0.5)
     assert math.isnan(row["accuracy_elsewhere"])
-
-
-def test_runs_without_groupings_or_liars_are_refused(tmp_path):
     folder = grouped(tmp_path / "lies", {"a": 0, "b": 1}, **ACCURACIES)
     with pytest.raises(ValueError, match="no 'lies'"):
         liars_in_groups({"lies": folder}, {})

@@ -74,16 +74,13 @@ def test_the_demos_adapter_loads_with_peft(demo, tiny_model):
         assert any("lora_B" in name and value.any() for name, value in loaded.named_parameters())
 
 
-def test_a_second_call_does_nothing_that_is_done(demo, tiny_model):
+def test_a_second_call_does_nothing_that_is_done_and_other_settings_are_refused(demo, tiny_model):
     def written():
         return {file: file.stat().st_mtime_ns for file in (demo / "seed3").rglob("*")}
 
     before, results = written(), (demo / "results.json").read_text()
     assert "──" not in demo_again(demo, tiny_model).err
     assert (written(), (demo / "results.json").read_text()) == (before, results)
-
-
-def test_other_settings_are_refused_and_named(demo, tiny_model):
     changed = tiny_recipe(tiny_model, "local_steps=9")
     outcome = fedlight("run", "demo", f"--output={demo}", "--seeds", "3", *changed)
     assert outcome.code == 2
@@ -154,16 +151,13 @@ def test_like_when_choose_and_interpolation(run_small):
     assert run_small.results()["rows"] == [{"method": "last", "seed": 0}, {"method": "last", "seed": 5}]
 
 
-def test_extends_lays_one_recipe_over_another(run_small):
+def test_extends_lays_recipes_over_others_the_later_on_top(run_small):
     base = {"one": call("one"), "two": call("two", when="${x}")}
     run_small({"seeds": [0], "x": 1, "stages": base}, name="base.yaml")
     three = {"three": {"like": "one", "with": {"name": "three"}}}
     shorter = {"extends": "base.yaml", "x": 0, "stages": three}
     assert run_small(shorter, f"--output={run_small.folder / 'other'}", name="short.yaml").code == 0
     assert run_small.done == ["one", "three"]
-
-
-def test_extends_takes_several_recipes_the_later_on_top(run_small):
     run_small({"x": 1, "y": 2, "stages": {"a": call("a${x}")}}, name="first.yaml")
     run_small({"x": 5, "stages": {"b": call("b${product:${x},${y}}")}}, name="second.yaml")
     both = {"extends": ["first.yaml", "second.yaml"], "y": 3, "stages": {}}

@@ -147,20 +147,17 @@ def test_the_selectors_table(rows, tested, label):
     ]
 
 
-def test_a_pair_too_long_for_the_selector_is_counted_and_no_tie(rows, tested, label):
-    duel = rows("duel", completions(("x", "y"), ("x", "y"), ("u", "v")))
-    row = steps.compare_by_selector(tested, duel, rows("votes", votes(1.0, -2.0)), label)["rows"][1]
-    assert row["win_rate_by_selector"] == 0.5  # one won and one lost; the third was not read
-    assert row["unread"] == 1
-
-
-def test_the_table_of_several_selectors_goes_by_their_majority(rows, tested, label):
+def test_the_selectors_table_goes_by_the_majority_and_counts_pairs_that_are_too_long(rows, tested, label):
     """By two of three won, lost, and once neither: one for it, one against it, one that finds both equal."""
     duel = rows("duel", completions(("x", "y"), ("x", "y"), ("u", "v")))
     for odds, rate in ((-1.0, 0.5), (1.0, 2.5 / 3)):
         said = joined(votes(1.0, -9.0, 1.0), votes(-9.0, odds, -1.0), votes(1.0, 1.0, 0.0))
         table = steps.compare_by_selector(tested, duel, rows("votes", said), label)
         assert table["rows"][1]["win_rate_by_selector"] == rate
+    duel = rows("duel", completions(("x", "y"), ("x", "y"), ("u", "v")))
+    row = steps.compare_by_selector(tested, duel, rows("votes", votes(1.0, -2.0)), label)["rows"][1]
+    assert row["win_rate_by_selector"] == 0.5  # one won and one lost; the third was not read
+    assert row["unread"] == 1
 
 
 def test_the_oracles_table(rows, tmp_path):

@@ -50,15 +50,12 @@ def sample(tmp_path):
     return draw
 
 
-def test_all_that_is_not_held_out_is_trained_on_and_as_many_are_tested_of_each(sample):
+def test_all_that_is_not_held_out_is_trained_on_and_no_vote_is_on_both_sides(sample):
     done, train, test = sample()
     assert done == {"eligible": 3, "train": 5 + 4 + 4, "test": 3 * 2}
     assert Counter(row["who"] for row in train) == {"ann": 5, "bob": 4, "eve": 4}
     assert Counter(row["who"] for row in test) == {"ann": 2, "bob": 2, "eve": 2}
     assert {row["text"] for row in train if row["who"] == "ann"} == {f"ann cats_yes {i}" for i in range(5)}
-
-
-def test_no_vote_is_on_both_sides_and_rows_are_as_they_were_read(sample):
     _, train, test = sample()
     assert all(row in ROWS for row in train + test)
     assert {row["topic"] for row in train} == {"cats_yes"}
@@ -86,15 +83,12 @@ def test_too_few_voters_and_no_held_out_value_are_errors_that_name_the_settings(
         sample(held_out=["birds_*"])
 
 
-def test_the_draws_are_a_function_of_the_seed(sample):
+def test_the_draws_are_a_function_of_the_seed_and_of_no_order_of_rows(sample):
     again = [sample(1, seed=seed) for seed in (7, 7)]
     assert again[0] == again[1]
     drawn = {tuple(row["text"] for row in sample(1, seed=seed)[2]) for seed in range(12)}
     assert {texts[0].split()[0] for texts in drawn} == {"ann", "bob", "eve"}
     assert len({texts for texts in drawn if texts[0].startswith("eve")}) > 1  # which two of four votes
-
-
-def test_the_order_of_the_rows_does_not_choose_the_voters(sample):
     for seed in range(4):
         both = (ROWS, ROWS[::-1])
         chosen, turned = ({row["who"] for row in sample(2, seed=seed, rows=rows)[2]} for rows in both)
@@ -118,16 +112,13 @@ def snippets(tmp_path, rows=LONG, **changes):
     return read_lines(output)
 
 
-def test_the_longer_snippet_is_to_be_chosen(tmp_path):
+def test_snippets_begin_a_text_and_the_longer_one_is_to_be_chosen(tmp_path):
     pairs = snippets(tmp_path)
     lengths = [[len(pair[name].split()) for name in ("response_a", "response_b")] for pair in pairs]
     assert len(pairs) == 60
     assert [pair["choice"] for pair in pairs] == ["a" if a > b else "b" for a, b in lengths]
     assert all(4 <= min(both) < max(both) <= 30 and abs(both[0] - both[1]) >= 3 for both in lengths)
     assert {pair["choice"] for pair in pairs} == {"a", "b"}
-
-
-def test_snippets_begin_a_text_and_none_is_of_what_is_held_out(tmp_path):
     texts = {pair[name] for pair in snippets(tmp_path) for name in ("response_a", "response_b")}
     whole = [LONG[0]["one"], " ".join(["word"] * 20 + ["more"] * 20)]
     assert all(any(full.startswith(text) for full in whole) for text in texts)

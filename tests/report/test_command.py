@@ -13,16 +13,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_page_lies_in_the_folder_of_the_run(folder, capsys, monkeypatch):
+def test_the_page_lies_in_the_folder_of_the_run_and_is_opened_on_demand(folder, capsys, monkeypatch):
     monkeypatch.setattr(page, "SECTIONS", (overview,))
     main(["report", str(folder)])
     said = "Nothing was measured.\n"
     assert capsys.readouterr().out == f"{said}report: {folder / 'report.html'}\n"
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
     assert (folder / "report_files").is_dir()
-
-
-def test_the_browser_is_opened_on_demand(folder, monkeypatch):
     opened = []
     monkeypatch.setattr(page, "SECTIONS", (overview,))
     monkeypatch.setattr("webbrowser.open", opened.append)

@@ -6,6 +6,8 @@ from stage_folders import logged, stage_folder
 from tiny_world import write_lines
 
 from fedlight.report.sections.overview import runs_table
+from fedlight.runs.facts import rounds
+from fedlight.runs.rows import merged
 from fedlight.runs.run import read_runs
 
 
@@ -84,15 +86,12 @@ def test_a_resumed_run_goes_on_where_it_was_resumed(tmp_path):
     assert [row["test/accuracy"] for row in run.metrics() if row.get("test/accuracy")] == ["0.75"]
 
 
-def test_the_record_is_that_of_the_training(tmp_path):
+def test_the_record_is_that_of_the_training_and_its_time_that_of_the_last_command(tmp_path):
     fit, test = {"command": "fit", "state": "done", "seed": 3}, {"command": "test", "state": "done"}
     (tmp_path / "run.json").write_text(json.dumps({"commands": [fit, test]}))
     (run,) = read_runs([tmp_path])
     assert run.command == "fit"
     assert run.is_done
-
-
-def test_the_time_of_a_continued_run_is_said_to_be_that_of_its_last_command(tmp_path):
     fits = [{"command": "fit", "seconds": seconds} for seconds in (50, 9)]
     captions = []
     for commands in (fits[:1], fits):
@@ -102,3 +101,25 @@ def test_the_time_of_a_continued_run_is_said_to_be_that_of_its_last_command(tmp_
     assert "that of the last one" not in captions[0]
     assert captions[1].endswith("Of a run that several commands trained, the time is that of the last one.")
     assert table.lines[0][7].startswith("9")
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_rounds_of_a_run_that_has_logged_nothing(tmp_path, is_done):
+    (tmp_path / "config.yaml").write_text("trainer: {max_epochs: 4}\n")
+    (tmp_path / "settings.json").write_text(json.dumps({"stage": "fit sft.yaml"}))
+    if is_done:
+        (tmp_path / "done.json").write_text("{}")
+    (run,) = read_runs([tmp_path])
+    assert rounds(run) == ((4 if is_done else 0), 4)
+
+
+FIT = [{"epoch": str(epoch), "step": str(9 * epoch + 8), "val/loss": f"0.{9 - epoch}"} for epoch in range(3)]
+
+
+def test_a_validation_of_the_finished_run_leaves_its_curve_and_one_begun_anew_replaces_it() -> None:
+    validation = [{"epoch": "0", "step": "0", "val/loss": "0.7", "val/new": "1"}]
+    assert merged([FIT, validation]) == [*FIT, {"epoch": "0", "step": "0", "val/loss": "", "val/new": "1"}]
+    assert merged([FIT, [{"epoch": "0", "step": "0", "val/loss": "0.7"}]]) == FIT
+    assert merged([validation]) == validation
+    again = [{"epoch": "0", "step": "8", "val/loss": "0.5"}]
+    assert merged([FIT, again]) == again

@@ -104,7 +104,7 @@ def test_a_wrong_argument_is_told_what_it_must_be(make, told):
     assert told in str(error.value)
 
 
-def test_right_ones_pass():
+def test_right_ones_pass_copies_are_made_and_others_refused_as_ever():
     loop = FederatedLoop(FedProx(np.float32(0.5)), FedAdam(), clients_per_round=np.int64(4), local_steps=None)
     assert loop.clients_per_round == 4
     assert Partition(num_clients=np.int32(3)).num_clients == 3
@@ -112,15 +112,16 @@ def test_right_ones_pass():
     assert PreferenceDataModule(format=Format(choice_values={"a": 1, "b": ["2"]})).choice_values["a"] == 1
     # as a config gives it
     assert PreferenceDataModule(format=Format(choices=["A", "B"])).choices == ["A", "B"]
-
-
-def test_what_a_class_does_not_take_is_refused_as_ever():
     with pytest.raises(TypeError, match="takes no arguments"):
         Identity(3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'nu'"):
         FedProx(nu=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'model'"):
         SFTModule()
+    for made in (Partition("iid", num_clients=3), FedProx(0.5)):
+        assert vars(copy.deepcopy(made)) == vars(pickle.loads(pickle.dumps(made))) == vars(made)
+    for log in (VisitLog(), GroupLog(), ClientAccuracy()):
+        assert copy.deepcopy(log).state_dict() == pickle.loads(pickle.dumps(log)).state_dict()
 
 
 def test_a_class_of_somebody_else_is_checked_where_it_passes_arguments_on():
@@ -131,13 +132,6 @@ def test_a_class_of_somebody_else_is_checked_where_it_passes_arguments_on():
     assert Mine().clients_per_round == 10
     with pytest.raises(ValueError, match=r"Mine: clients_per_round=2\.5 must be a whole number"):
         Mine(clients_per_round=2.5)
-
-
-def test_copies_are_made_as_ever():
-    for made in (Partition("iid", num_clients=3), FedProx(0.5)):
-        assert vars(copy.deepcopy(made)) == vars(pickle.loads(pickle.dumps(made))) == vars(made)
-    for log in (VisitLog(), GroupLog(), ClientAccuracy()):
-        assert copy.deepcopy(log).state_dict() == pickle.loads(pickle.dumps(log)).state_dict()
 
 
 def test_a_path_is_a_text_and_a_checkpoint_holds_plain_values():

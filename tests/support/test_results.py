@@ -33,7 +33,7 @@ NOTE = (
 )
 
 
-def test_labels_and_win_rates_of_a_selector_at_chance_are_marked():
+def test_labels_and_win_rates_of_a_selector_at_chance_are_marked_and_of_no_other():
     header, lines = cells([RAW, FEDBIS, LONGER])
     table = {line[0]: dict(zip(header, line, strict=True)) for line in lines}
     assert table["FedBis"] == {
@@ -42,9 +42,6 @@ def test_labels_and_win_rates_of_a_selector_at_chance_are_marked():
     }
     assert not any("worthless" in cell for name in ("raw", "longer wins") for cell in table[name].values())
     assert chance_notes([RAW, FEDBIS, LONGER]) == [NOTE]
-
-
-def test_a_selector_above_chance_is_not_marked():
     better = {**FEDBIS, "both_orders_low": 0.501}
     assert not at_chance([better])
     assert chance_notes([RAW, better]) == []

@@ -1,11 +1,12 @@
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
+from types import MappingProxyType
 
 import pytest
 import torch
 from torch import nn
 from torchmetrics import CatMetric, MetricCollection, SumMetric
 
-from fedlight.support.torch_parts import undisturbed
+from fedlight.support.torch_parts import replaced, tensors, undisturbed, with_parts
 
 
 class Keeps(nn.Module):
@@ -76,3 +77,50 @@ def test_an_error_leaves_no_trace():
     assert module.count == 0
     assert module.queue.eq(0).all()
     assert module.norm.num_batches_tracked == 0
+
+
+class Owner:
+    def step(self):
+        return "class"
+
+
+def test_what_was_there_comes_back():
+    owner = Owner()
+    with replaced(owner, "step", lambda: "other"):
+        assert owner.step() == "other"
+    assert vars(owner) == {}
+    assert owner.step() == "class"
+    owner.step = own = lambda: "own"
+    with pytest.raises(KeyError), replaced(owner, "step", None), replaced(owner, "step", 1):
+        raise KeyError
+    assert owner.step is own
+
+
+Pair = namedtuple("Pair", "x y")
+
+
+def negated(value):
+    return -value if isinstance(value, torch.Tensor) else with_parts(value, negated)
+
+
+def test_all_tensors_are_found_and_types_are_kept():
+    from transformers import BatchEncoding
+
+    one, two, three, four, five = torch.arange(1, 6).unbind()
+    batch = BatchEncoding(
+        {
+            "pair": Pair(one, [two, "text"]),
+            "ordered": OrderedDict(x=(three, None)),
+            "fixed": MappingProxyType({"x": four}),
+            "last": five,
+        }
+    )
+    assert [x.item() for x in tensors(batch)] == [1, 2, 3, 4, 5]
+    changed = negated(batch)
+    assert [x.item() for x in tensors(changed)] == [-1, -2, -3, -4, -5]
+    assert [x.item() for x in tensors(batch)] == [1, 2, 3, 4, 5]
+    assert type(changed) is BatchEncoding
+    assert type(changed["pair"]) is Pair
+    assert changed["pair"].y[1] == "text"
+    assert type(changed["ordered"]) is OrderedDict
+    assert changed["ordered"]["x"][1] is None

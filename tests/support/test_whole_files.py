@@ -1,8 +1,9 @@
 import os
+from pathlib import Path
 
 import pytest
 
-from fedlight.support.files import remove_unfinished, whole_file, write_whole
+from fedlight.support.files import full_disk_named, remove_unfinished, whole_file, write_whole
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -58,3 +59,14 @@ def test_only_what_a_kill_left_is_removed(tmp_path):
     assert kept == plain | {f"below/{name}" for name in plain} | {
         f"other/{name}" for name in (*plain, "run.lock", "a.csv.0123abcd.tmp")
     }
+
+
+def test_names_the_file_and_the_remedy_and_no_other_error(tmp_path):
+    with (
+        pytest.raises(OSError, match=r"the disk is full while writing runs/x\.csv: free some space"),
+        full_disk_named(Path("runs/x.csv")),
+        open("/dev/full", "w") as file,
+    ):
+        file.write("a row\n")
+    with pytest.raises(FileNotFoundError, match="missing"), full_disk_named(Path("runs/x.csv")):
+        (tmp_path / "missing.csv").read_text()

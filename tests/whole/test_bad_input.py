@@ -112,12 +112,6 @@ def test_clients_that_always_choose_the_same_side_train(told):
     assert "3 clients with 3 to 3 pairs" in told([{**row, "choice": "a"} for row in VOTES])
 
 
-def test_a_client_without_a_decided_vote_is_left_out_and_counted(told):
-    text = told([*VOTES, vote(12, "idle", "tie"), vote(13, "idle", "tie")])
-    assert "left out: 2 ties" in text
-    assert "3 clients" in text
-
-
 def test_a_client_smaller_than_a_batch_trains_on_what_it_has(told):
     rows = [*VOTES, vote(20, "small")]
     text = told(rows, "--data.batch_size=4", "--federated.clients_per_round=4")
@@ -130,15 +124,15 @@ def test_small_clients_are_left_out_and_counted_where_wanted(told):
     assert "1 client left out as too small" in text
 
 
-def test_gaps_repetitions_and_answers_that_do_not_fit_are_left_out_and_counted(told):
+def test_ties_gaps_repetitions_and_answers_that_do_not_fit_are_left_out_and_counted(told):
+    """A client without a decided vote is none."""
     equal = {**VOTES[2], "response_b": VOTES[2]["response_a"]}
-    text = told([*VOTES, {**VOTES[0], "response_a": ""}, VOTES[1], equal])
-    assert "1 missing, 1 identical, 1 duplicates" in text
-
-
-def test_answers_that_do_not_fit_are_left_out_and_counted(told):
     long = {**vote(3, "c0"), "response_a": "honestly " * 90, "response_b": "basically " * 90}
-    assert "1 too long and left out" in told([*VOTES, long])
+    idle = [vote(12, "idle", "tie"), vote(13, "idle", "tie")]
+    text = told([*VOTES, *idle, {**VOTES[0], "response_a": ""}, VOTES[1], equal, long])
+    assert "left out: 2 ties, 1 missing, 1 identical, 1 duplicates" in text
+    assert "1 too long and left out" in text
+    assert "3 clients" in text
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_a_config_inside_of_a_config(tmp_path, capsys):
     assert "aliases (*name) stand for more than 10,000 values" in line
 
 
-def test_a_chain_of_configs_has_an_end(tmp_path):
+def test_a_chain_of_configs_has_an_end_and_each_is_read_once(tmp_path, monkeypatch):
     (tmp_path / "c0.yaml").write_text("seed_everything: 1\n")
     for number in range(1, 600):
         (tmp_path / f"c{number}.yaml").write_text(f"extends: c{number - 1}.yaml\n")
@@ -97,18 +97,12 @@ def test_a_chain_of_configs_has_an_end(tmp_path):
     assert len(layers(str(tmp_path / f"c{most - 1}.yaml"))) == most
     with in_time(), pytest.raises(ValueError, match=r"over 30 configs extend each other; join some"):
         layers(str(tmp_path / "c599.yaml"))
-
-
-def test_a_config_that_is_extended_twice_is_read_once(tmp_path, monkeypatch):
     (tmp_path / "c0.yaml").write_text("seed_everything: 1\n")
     for number in range(1, 20):  # 2 ** 19 ways lead to the last one
         (tmp_path / f"c{number}.yaml").write_text(f"extends: [c{number - 1}.yaml, c{number - 1}.yaml]\n")
     asked = []
     monkeypatch.setattr(config_files, "check_config", lambda c: asked.append(c) or check_config(c))
     assert len(layers(str(tmp_path / "c19.yaml"))) == len(asked) == 20
-
-
-def test_recipes_that_extend_each_other(tmp_path):
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
     with pytest.raises(ValueError, match="extends itself, or is below more than 10 others"):

@@ -27,7 +27,7 @@ def test_there_are_no_sockets(kind: str) -> None:
     assert refused(f"import socket as s; s.socket(s.{kind})")
 
 
-def test_nobody_can_be_connected_to() -> None:
+def test_nobody_can_be_connected_to_by_any_way() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert refused(f"import socket; socket.create_connection(('127.0.0.1', {port}))")
@@ -36,9 +36,6 @@ def test_nobody_can_be_connected_to() -> None:
         server.settimeout(0.2)
         with pytest.raises(TimeoutError):
             server.accept()
-
-
-def test_sockets_by_ctypes() -> None:
     code = f"{KERNEL}print(libc.socket(2, 1, 0), libc.socketpair(1, 1, 0, bytes(8)), ctypes.get_errno())"
     assert run_python(code, LIMITS).stdout == "-1 -1 1\n"
 
@@ -65,27 +62,21 @@ def test_calls_that_reach_out_are_refused(code: str) -> None:
     assert refused(code)
 
 
-def test_limits_cannot_be_changed() -> None:
+def test_limits_cannot_be_changed_nor_the_parents() -> None:
     code = "import resource as r\nprint(r.getrlimit(r.RLIMIT_AS)[0] >> 20)\n"
     code += "r.setrlimit(r.RLIMIT_AS, ({0}, {0}))"
     for value in (1 << 20, 1 << 40):
         result = run_python(code.format(value), LIMITS)
         assert result.stdout == "256\n"
         assert "not allowed to raise maximum limit" in result.stderr  # Python's words for EPERM
-
-
-def test_the_parents_limits_cannot_be_changed() -> None:
     assert refused("import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))")
     assert refused("import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU)")
 
 
-def test_there_are_no_threads() -> None:
+def test_threads_and_loops_of_forks_start_nothing() -> None:
     result = run_python("import threading; threading.Thread(target=print).start()", LIMITS)
     assert result.outcome == "error"
     assert "can't start new thread" in result.stderr
-
-
-def test_a_loop_of_forks_starts_nothing() -> None:
     code = """if True:
         import os
         refused = 0

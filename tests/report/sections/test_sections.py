@@ -144,16 +144,13 @@ def test_damaged_results_are_told_and_harm_nothing(tmp_path):
     assert overview.section(read_runs([tmp_path])).notes == ()
 
 
-def test_a_rate_in_the_table_of_results_has_its_interval_in_brackets():
+def test_an_interval_is_in_brackets_in_a_table_and_a_band_in_a_curve(tmp_path):
     ends = {"method": "m", "win_rate_low": 0.25, "win_rate_high": 0.875}
     rows = [{**ends, "seed": seed, "win_rate": 0.5 + seed / 4} for seed in (0, 1)]
     table = overview.results_table([*rows, {"method": "raw", "seed": 0, "win_rate": 0.5}], "Results")
     assert table.header == ["method", "win rate"]
     assert table.lines == [["m", "0.625 ± 0.177 [0.250, 0.875]"], ["raw", "0.500"]]
     assert "95 % interval" in table.caption
-
-
-def test_the_ends_of_an_interval_are_a_band_and_no_lines(tmp_path):
     columns = "win_rate/oracle,win_rate_low/oracle,win_rate_high/oracle"
     logged(stage_folder(tmp_path / "seed0/dpo"), columns, *(f"{n},{n},0.5,0.25,0.75" for n in range(3)))
     (chart,) = curves.section(read_runs([tmp_path])).parts

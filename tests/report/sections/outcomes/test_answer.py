@@ -42,14 +42,11 @@ def test_one_run_says_what_it_reached_or_that_nothing_was_measured(tmp_path):
     assert said(run) == "Nothing was measured, fit, FedAvg, SFTModule, toy, 2 rounds."
 
 
-def test_a_win_rate_that_was_logged(tmp_path):
+def test_a_logged_win_rate_and_the_loss_of_an_epochs_first_and_last_tenth(tmp_path):
     metrics = {"win_rate/oracle": [0.5, 0.755], "win_rate_low/oracle": [0.5, 0.72]}
     metrics["win_rate_high/oracle"] = [0.5, 0.792]
     run = fit(tmp_path, "dpo", {"class_path": "fedlight.DPOModule"}, metrics)
     assert said(run) == "Tuned answers win 75.5 % [72.0, 79.2] against the raw model, by oracle."
-
-
-def test_the_loss_of_an_epoch_is_that_of_its_first_and_last_tenth(tmp_path):
     losses = [2.0, 1.0, *[0.7] * 16, 0.5, 0.3]
     run = fit(tmp_path, "sft", SFT, {"train/loss": losses}, federated=False, rounds=1)
     assert said(run) == "Loss of training batches 0.400 in the last steps, 1.500 in the first."
