@@ -1,6 +1,7 @@
 """Finds the package beside the measurements; behind all others, as these have names of packages, such as coverage.py."""
 
 import importlib.util
+import json
 import logging
 import sys
 from pathlib import Path
@@ -21,6 +22,18 @@ def benchmark(request):
     sys.modules[spec.name] = module  # where its dataclasses, and parsers of its classes, look for it
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def measured(benchmark, tmp_path_factory):
+    """Runs the measurement with arguments and gives what it wrote as JSON."""
+
+    def measure(*arguments):
+        file = tmp_path_factory.mktemp("measured") / "found.json"
+        benchmark.main([*arguments, "--json", str(file)])
+        return json.loads(file.read_text())
+
+    return measure
 
 
 @pytest.fixture(scope="module", autouse=True)

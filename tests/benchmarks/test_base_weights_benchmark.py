@@ -1,6 +1,5 @@
 """benchmarks/base_weights.py: 16 bits are two bytes for each weight of the architecture."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -9,9 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_bytes_of_the_weights(benchmark, tmp_path):
-    benchmark.main(["--shapes", "qwen2_0.5b", "--json", str(tmp_path / "rows.json")])
-    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
+def test_bytes_of_the_weights(measured):
+    (row,) = measured("--shapes", "qwen2_0.5b")["rows"]
     shape = AutoConfig.from_pretrained(ROOT / "conf/shapes/qwen2_0.5b")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16)

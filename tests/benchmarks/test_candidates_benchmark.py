@@ -19,32 +19,30 @@ def stage(folder: Path, rounds: list[list[tuple[str, str, str]]], tried: int = 8
     return folder
 
 
-def counted(benchmark, folder: Path, *flags: str) -> dict:
-    file = folder / "counts.json"
-    benchmark.main([str(folder), "--keep", "1", "--json", str(file), *flags])
-    (row,) = json.loads(file.read_text())
+def counted(measured, folder: Path, *flags: str) -> dict:
+    (row,) = measured(str(folder), "--keep", "1", *flags)
     return row
 
 
-def test_rows_are_marked_by_the_worlds_own_answers(benchmark, tmp_path, capsys):
+def test_rows_are_marked_by_the_worlds_own_answers(measured, tmp_path, capsys):
     asked = next(iter(instructions(split="test", seed=3, domain="kitchen", topic_rows=4)))
     right = ("c0", f"{asked['instruction']} {asked['input']}", asked["output"])
     rounds = [[right, ("c0", "which ? anna bread", "nothing 99")]]
     rounds += [[("c1", "which ? anna towers", "wrong 3")]] * 4
-    row = counted(benchmark, stage(tmp_path, rounds))
+    row = counted(measured, stage(tmp_path, rounds))
     assert row == {"stage": "fewfedpit_50", "seed": 3, "tried": 40, "survived": 6 / 40, "first": 6 / 5, "last": 6 / 5,
                    "short": 9, "visits": 10, "right": 1 / 6, "asked": 1}  # fmt: skip
     assert "survived 0.15" in capsys.readouterr().out
 
 
-def test_topics_that_share_a_rule_are_counted_apart(benchmark, tmp_path):
+def test_topics_that_share_a_rule_are_counted_apart(measured, tmp_path):
     def right(client, name):
         return client, f"which ? {name} bread", answer(3, "kitchen", ("bread", name), 1)
 
     rounds: list[list[tuple[str, str, str]]] = [[] for _ in range(6)]
     rounds[0] = [("c0", "which ? ben bread", "nothing 99"), right("c0", "anna")]
     rounds[5] = [right("c0", "ben"), right("c1", "gina")]
-    row = counted(benchmark, stage(tmp_path, rounds), "--rule")
+    row = counted(measured, stage(tmp_path, rounds), "--rule")
     assert (row["shared right"], row["held right"], row["fact right"], row["held"]) == (0.5, 1.0, 1.0, 0.25)
     assert (row["shared right, first third"], row["shared right, last third"]) == (0.0, 1.0)
 

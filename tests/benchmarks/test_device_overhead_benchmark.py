@@ -1,6 +1,5 @@
 """benchmarks/device_overhead.py at a tiny size: it runs, and refuses runs that cannot be compared."""
 
-import json
 import time
 
 import pytest
@@ -16,10 +15,8 @@ def arguments(model):
     return [text for name, value in settings.items() for text in (f"--{name}", str(value))]
 
 
-def test_both_tables(benchmark, tiny_model, tmp_path, capsys):
-    file = tmp_path / "overhead.json"
-    benchmark.main([*arguments(tiny_model), "--json", str(file)])
-    found = json.loads(file.read_text())
+def test_both_tables(measured, tiny_model, capsys):
+    found = measured(*arguments(tiny_model))
     emulation = found["emulation"]
     assert emulation.keys() == {"run_seconds", "round_seconds", "run_ratio", "round_ratio", *INSIDE}
     assert 0 < emulation["round_seconds"] < emulation["run_seconds"]

@@ -1,7 +1,5 @@
 """benchmarks/encoder_cost.py on a tiny encoder: what the smaller ones are made of, and that their folders load."""
 
-import json
-
 import numpy as np
 import pytest
 import tiny_world
@@ -18,13 +16,11 @@ def folder(tmp_path_factory):
     return tiny_world.make_encoder(tmp_path_factory.mktemp("encoder"))
 
 
-def test_it_makes_and_measures_smaller_encoders(benchmark, folder, tmp_path, capsys):
+def test_it_makes_and_measures_smaller_encoders(measured, folder, tmp_path, capsys):
     texts = [{"question": f"claim {i} {j}"} for i in range(10) for j in range(2)]
     source = tiny_world.write_rows(tmp_path / "rows.jsonl", texts)
     options = ["--layers", "1", "--texts", "12", "--repetitions", "1", "--make", str(tmp_path / "made")]
-    options += ["--model", folder, "--source", source, "--json", str(tmp_path / "cost.json")]
-    benchmark.main(options)
-    report = json.loads((tmp_path / "cost.json").read_text())
+    report = measured(*options, "--model", folder, "--source", source)
     whole, cut, words = report["rows"]
     assert report["texts"] == 12
     assert whole["parameters_ratio"] == whole["speed_ratio"] == 1
@@ -72,11 +68,9 @@ def test_the_shapes_are_as_large_as_the_papers_encoders(benchmark):
     assert asked[0]["attention_mask"].sum(dim=1).tolist() == [5, 7]
 
 
-def test_shapes_are_measured(benchmark, monkeypatch, tmp_path):
+def test_shapes_are_measured(benchmark, measured, monkeypatch, tmp_path):
     rows = tiny_world.write_rows(tmp_path / "rows.jsonl", [{"question": f"claim {i}"} for i in range(10)])
     monkeypatch.setattr(benchmark, "SHAPES", {"large": (16, 2, 2), "small": (8, 1, 2)})
-    options = ["--shapes", "--source", rows, "--repetitions", "1", "--json", str(tmp_path / "cost.json")]
-    benchmark.main(options)
-    large, small = json.loads((tmp_path / "cost.json").read_text())["rows"]
+    large, small = measured("--shapes", "--source", rows, "--repetitions", "1")["rows"]
     assert (large["dimension"], small["dimension"], large["speed_ratio"]) == (16, 8, 1)
     assert small["parameters_ratio"] == large["parameters"] / small["parameters"]

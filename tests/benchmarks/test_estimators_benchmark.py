@@ -1,6 +1,5 @@
 """benchmarks/estimators.py at a tiny size: its errors shrink with the prompts, and its intervals hold the truth."""
 
-import json
 from functools import partial
 
 import pytest
@@ -9,12 +8,11 @@ pytestmark = pytest.mark.slow  # a whole benchmark
 
 
 @pytest.fixture(scope="module")
-def rows(benchmark, tmp_path_factory):
+def rows(benchmark, measured):
     benchmark.PROMPTS = (30, 805)
     benchmark.bootstrap_interval = partial(benchmark.bootstrap_interval, draws=200)
-    file = tmp_path_factory.mktemp("estimators") / "rows.json"
-    benchmark.main(["--runs", "3", "--intervals", "40", "--json", str(file)])
-    return {(row["what"], row["prompts"]): row for row in json.loads(file.read_text())["rows"]}
+    found = measured("--runs", "3", "--intervals", "40")["rows"]
+    return {(row["what"], row["prompts"]): row for row in found}
 
 
 def test_the_correction_comes_nearer_with_more_prompts(rows):

@@ -9,7 +9,7 @@ def written(file, rows):
     write_lines(file, *map(json.dumps, rows))
 
 
-def test_accuracy_by_who_holds_a_topic(benchmark, tmp_path):
+def test_accuracy_by_who_holds_a_topic(benchmark, measured, tmp_path):
     seed = tmp_path / "seed0"
     private = [("a", "eva hats"), ("b", "eva hats"), ("a", "kim figs"), ("b", "kim pies . ben jam")]
     rows = [{"client": client, "fields": {"input": text}} for client, text in private]
@@ -21,11 +21,8 @@ def test_accuracy_by_who_holds_a_topic(benchmark, tmp_path):
             asked = [("eva hats", right), ("kim figs", 1.0), ("ben jam", 0.0), ("lea oil", 0.0)]
             rows = [{"fields": {"input": text}, "score": score} for text, score in asked]
             written(seed / folder / "tasks" / f"epoch_{epoch}" / "domain.jsonl", rows)
-    benchmark.main([str(tmp_path), "--json", str(tmp_path / "rows.json")])
-    found = {
-        (row["method"], row["holders"]): (row["score"], row["questions"])
-        for row in json.loads((tmp_path / "rows.json").read_text())["rows"]
-    }
+    rows = measured(str(tmp_path))["rows"]
+    found = {(row["method"], row["holders"]): (row["score"], row["questions"]) for row in rows}
     assert found["forward", "both"] == (1, 1)
     assert found["dropouts", "both"] == (0, 1)
     assert found["buffered", "capable phones"] == (1, 1)

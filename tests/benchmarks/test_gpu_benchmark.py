@@ -1,7 +1,5 @@
 """benchmarks/gpu.py at a tiny size, on any processor."""
 
-import json
-
 import pytest
 import torch
 
@@ -9,12 +7,12 @@ pytestmark = pytest.mark.slow  # a whole benchmark
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_all_numbers_of_clients_are_measured(benchmark, tmp_path, monkeypatch, capsys):
+def test_all_numbers_of_clients_are_measured(benchmark, measured, monkeypatch, capsys):
     precision = torch.get_float32_matmul_precision()
     monkeypatch.setattr(benchmark, "peak_tflops", lambda: 1e-3)
-    benchmark.main(["--tiny", f"--json={tmp_path / 'found.json'}"])
+    found = measured("--tiny")
     torch.set_float32_matmul_precision(precision)
-    rows = {row["at_once"]: row for row in json.loads((tmp_path / "found.json").read_text())["rows"]}
+    rows = {row["at_once"]: row for row in found["rows"]}
     assert list(rows) == [1, 2, 4]
     assert rows[1]["speed"] == 1
     assert rows[1]["difference"] == 0

@@ -1,15 +1,12 @@
 """benchmarks/number_types.py at a tiny size."""
 
-import json
-
 import torch
 
 
-def test_both_types_are_trained_on_the_same_batches(benchmark, tmp_path, capsys):
+def test_both_types_are_trained_on_the_same_batches(measured, capsys):
     sources = "toy:votes?num_clients=6&votes_per_client=10", "toy:heldout?num_clients=6&size=24"
-    sizes = ["--steps=2", "--wide-steps=2", "--batch=4", "--wide=64", f"--json={tmp_path / 'found.json'}"]
-    benchmark.main([f"--source={sources[0]}", f"--test-source={sources[1]}", *sizes])
-    found = json.loads((tmp_path / "found.json").read_text())
+    sizes = ("--steps=2", "--wide-steps=2", "--batch=4", "--wide=64")
+    found = measured(f"--source={sources[0]}", f"--test-source={sources[1]}", *sizes)
     assert found["level"] == torch.backends.cpu.get_cpu_capability()
     toy, wide = found["bases"].values()
     assert toy.keys() == wide.keys() == {"fp32", "bf16"}

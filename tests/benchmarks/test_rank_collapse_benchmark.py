@@ -1,16 +1,12 @@
 """benchmarks/rank_collapse.py with few rounds: what collapses, and what does not."""
 
-import json
-
 import pytest
 
 
 @pytest.fixture(scope="module")
-def rows(benchmark, tmp_path_factory):
+def rows(measured):
     """The last round of each method."""
-    file = tmp_path_factory.mktemp("rank_collapse") / "rows.json"
-    benchmark.main(["--rounds", "3", "--json", str(file)])
-    return {row["method"]: row for row in json.loads(file.read_text())["rows"] if row["round"] == "3"}
+    return {row["method"]: row for row in measured("--rounds", "3")["rows"] if row["round"] == "3"}
 
 
 def test_averages_over_all_collapse_to_the_smallest_rank_and_those_over_holders_do_not(rows):

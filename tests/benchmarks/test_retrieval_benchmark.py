@@ -1,7 +1,5 @@
 """benchmarks/retrieval.py at a tiny size: its recall, its queries, and what it writes down."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -25,15 +23,12 @@ def test_recall_and_made_up_vectors(benchmark):
 
 
 @pytest.mark.parametrize("given", ["sizes", "vectors"])
-def test_rows(benchmark, tmp_path, given):
+def test_rows(benchmark, measured, tmp_path, given):
     pytest.importorskip("hnswlib")
     vectors = benchmark.made_up(2000, 16, seed=3)
     np.save(tmp_path / "vectors.npy", vectors)
     data = ["--sizes", "2000"] if given == "sizes" else ["--vectors", str(tmp_path / "vectors.npy")]
-    file = tmp_path / "rows.json"
-    sizes = ["--dimension", "16", "--queries", "20", "--k", "5", "20"]
-    benchmark.main([*data, *sizes, "--json", str(file)])
-    (row,) = json.loads(file.read_text())
+    (row,) = measured(*data, "--dimension", "16", "--queries", "20", "--k", "5", "20")
     assert (row["rows"], row["dimension"]) == (2000, 16)
     searches = [(one["k"], one["below"]) for one in row["searches"]]
     assert searches == [(5, None), (20, None), (5, 0.7), (20, 0.7)]
@@ -55,12 +50,10 @@ def test_near_duplicates(benchmark):
     assert (vectors != before).any(axis=1).sum() == 200
 
 
-def test_efforts_until_a_target(benchmark, tmp_path):
+def test_efforts_until_a_target(measured):
     pytest.importorskip("hnswlib")
-    file = tmp_path / "rows.json"
-    sizes = ["--sizes", "3000", "--dimension", "32", "--queries", "20", "--k", "10"]
-    benchmark.main([*sizes, "--near_duplicates", "0.02", "--target", "1", "--json", str(file)])
-    (row,) = json.loads(file.read_text())
+    sizes = ("--sizes", "3000", "--dimension", "32", "--queries", "20", "--k", "10")
+    (row,) = measured(*sizes, "--near_duplicates", "0.02", "--target", "1")
     assert {(one["k"], one["below"]) for one in row["efforts"]} == {(10, None), (10, 0.7)}
     for search in row["searches"]:  # the first effort is that of a search without a target
         first = next(one for one in row["efforts"] if one["below"] == search["below"])

@@ -1,7 +1,5 @@
 """benchmarks/selection.py at a tiny size: the paper's way chooses the same, and the fitted exponent is right."""
 
-import json
-
 import pytest
 
 
@@ -11,12 +9,9 @@ def test_growth(benchmark):
     assert benchmark.growth([10, 100], [1.0, 10.0]) != benchmark.growth([10, 100], [1.0, 10.0])  # nan
 
 
-def test_rows(benchmark, tmp_path, capsys):
-    file = tmp_path / "rows.json"
+def test_rows(benchmark, measured, capsys):
     sizes = ["--clients", "10", "100", "200", "--paper_limit", "100", "--dimension", "8", "--centers", "4"]
-    benchmark.main([*sizes, "--json", str(file)])
-    written = json.loads(file.read_text())
-    *rows, growth = written["rows"]
+    *rows, growth = measured(*sizes)["rows"]
     assert [(row["clients"], row["same"]) for row in rows] == [(10, 1.0), (100, 1.0), (200, None)]
     assert all(row["seconds"] > 0 for row in rows)
     assert growth["clients"] == "growth"

@@ -1,7 +1,5 @@
 """benchmarks/selector_cost.py at a tiny size: what it counts, against counts by hand."""
 
-import json
-
 import pytest
 import torch
 
@@ -10,13 +8,11 @@ SHOWN, ALONE = PROMPT + 2 * RESPONSE + QUESTION, PROMPT + RESPONSE
 
 
 @pytest.fixture(scope="module")
-def rows(benchmark, tmp_path_factory):
-    file = tmp_path_factory.mktemp("cost") / "cost.json"
+def rows(measured):
     sizes = {"pairs": PAIRS, "hidden": HIDDEN, "vocabulary": VOCABULARY, "question": QUESTION}
     sizes |= {"layers": 1, "rank": 2, "steps": 1}
     options = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
-    benchmark.main(["--texts", f"{PROMPT}x{RESPONSE}", "--json", str(file), *options])
-    return {row["method"]: row for row in json.loads(file.read_text())["rows"]}
+    return {row["method"]: row for row in measured("--texts", f"{PROMPT}x{RESPONSE}", *options)["rows"]}
 
 
 def test_texts_of_a_step(rows):

@@ -1,16 +1,12 @@
 """benchmarks/self_generation.py at a tiny size: what it counts, and that both ways of asking are one."""
 
-import json
-
 import pytest
 
 TINY = "--rounds 2 --clients 2 --number 4 --client-rows 8 --new-tokens 4 --batch-size 3 --repeats 1"
 
 
-def test_shares_and_speeds(benchmark, tmp_path, capsys):
-    file = tmp_path / "found.json"
-    benchmark.main([*TINY.split(), "--json", str(file)])
-    found = json.loads(file.read_text())
+def test_shares_and_speeds(measured, capsys):
+    found = measured(*TINY.split())
     rounds, rows = found["rounds"], {row["what"]: row for row in found["rows"]}
     counts = rounds["counts"]  # of the last round
     assert counts["tried"] >= counts["survived"] + counts["candidates_missing"] == 2 * 4

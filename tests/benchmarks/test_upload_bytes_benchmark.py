@@ -1,15 +1,12 @@
 """benchmarks/upload_bytes.py: fp32 is the adapter as a safetensors file, and coarser numbers take their part of it."""
 
-import json
-
 import pytest
 
 
-def test_bytes_of_the_selectors_adapter(benchmark, tmp_path, monkeypatch):
+def test_bytes_of_the_selectors_adapter(benchmark, measured, monkeypatch):
     wires = {name: benchmark.WIRES[name] for name in ("fp32", "fp16", "NF4, and int8 down")}
     monkeypatch.setattr(benchmark, "WIRES", wires)
-    benchmark.main(["--json", str(tmp_path / "rows.json")])
-    whole, half, both = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    whole, half, both = measured()["rows"]
     header = 20_000  # bytes at most: names and places of the tensors
     assert 2 * half["bytes"] == pytest.approx(whole["bytes"], abs=header)
     assert half["bytes_down"] == whole["bytes_down"] == whole["bytes"]

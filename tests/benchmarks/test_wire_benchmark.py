@@ -1,16 +1,12 @@
 """benchmarks/wire.py at a tiny size: its shares by hand, its errors against what rounding can lose."""
 
-import json
-
 import pytest
 import torch
 
 
 @pytest.fixture(scope="module")
-def report(benchmark, tmp_path_factory):
-    file = tmp_path_factory.mktemp("wire") / "wire.json"
-    benchmark.main(["--hidden", "256", "--layers", "2", "--repetitions", "1", "--json", str(file)])
-    return json.loads(file.read_text())
+def report(measured):
+    return measured("--hidden", "256", "--layers", "2", "--repetitions", "1")
 
 
 def test_shares(report):
