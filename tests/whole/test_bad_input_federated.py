@@ -48,7 +48,6 @@ def fit(tiny_model, tmp_path):
         (["--federated.server=FedYogi", "--federated.server.beta2=1"], ".beta2=1.0 must be at least 0"),
         (["--federated.server=FedAdagrad", "--federated.server.tau=0"], ".tau=0.0 must be above 0 at the"),
         (["--federated.memory=ClientMemories"], "federated: FederatedLoop has no setting 'memory'"),
-        (["--federated.buffers=average"], "federated: FederatedLoop has no setting 'buffers'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

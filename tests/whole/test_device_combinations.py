@@ -203,7 +203,6 @@ def test_a_fleet_on_the_command_line(tiny_model, tmp_path):
         (["fleet=devices/fleets/phonez.yaml"], "phonez.yaml"),
         (["fleet=Fleet", 'fleet.devices={"iphone_99": 1}'], "there is no device 'iphone_99'"),
         (["fleet=Fleet", "fleet.devices=phonez"], "there is no fleet 'phonez'"),
-        (["fleet=Fleet", "fleet.devices={}"], "fleet.devices is empty"),
         (["fleet=Fleet", 'fleet.devices={"iphone_12": 1}', "fleet.seeds=1"], "has no setting 'seeds'"),
         (["deadline_seconds=3"], "did you mean 'fleet.deadline_seconds'?"),
         (["channel=Wire", 'channel.up={"class_path": "Quantize", "init_args": {"to": "int3"}}'], "int3"),
