@@ -83,7 +83,7 @@ def test_a_lower_loss_is_better(tmp_path):
     losses = {"a": 0.5, "b": 0.4, "c": 0.9}
     runs = [fit(tmp_path, name, SFT, {"val/loss": [2.0, last]}) for name, last in losses.items()]
     told = "b: validation loss 0.400 against 0.500 of a, the best of 3 methods, one seed, so chance is not"
-    assert said(*runs) == f"{told} out."
+    assert said(*runs) == f"{told} ruled out."
 
 
 def test_the_page_opens_with_it_then_a_picture_then_tables(tmp_path):
