@@ -1,4 +1,4 @@
-"""Federated runs under a budget of privacy that may stop before their planned rounds are over."""
+"""Federated runs under a budget of privacy, which may stop early."""
 
 import lightning as L
 from plain_lightning import Metrics, Numbers, module, ten_clients, trainer, weights
@@ -8,7 +8,7 @@ from fedlight.datamodules.federated.by_client import FederatedWrapper
 
 
 class StopsAfter(L.Callback):
-    """Ends the run after so many rounds of those that were planned."""
+    """Ends the run after some of its planned rounds."""
 
     def __init__(self, rounds):
         self.rounds = rounds

@@ -1,4 +1,4 @@
-"""A module of one weight for callbacks that look at a run: each says alone what its steps are."""
+"""A module of one weight for tests of callbacks, and a callback that keeps outputs."""
 
 import lightning as L
 import torch
@@ -15,14 +15,14 @@ class OneWeight(L.LightningModule):
         return self.weight.sum() * 0 + batch.sum()
 
     def validation_step(self, batch, batch_idx):
-        """Lightning warns of validation data that nobody looks at."""
+        """Let Lightning validate without a warning."""
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
 class Outputs(L.Callback):
-    """What the steps of validations and tests have given."""
+    """Keeps the outputs of validation and test steps."""
 
     def __init__(self):
         self.seen = []

@@ -1,4 +1,4 @@
-"""Batches of texts as language modules take them, of token ids from 5 to 319."""
+"""Batches of random token ids for language modules, from 5 to 319."""
 
 import torch
 from torch import Tensor

@@ -1,11 +1,11 @@
-"""Language modules after training: their adapters are not at the start, where B is 0 and each computes the base."""
+"""Language modules with adapters that compute something: at the start B is 0."""
 
 import torch
 from adapted import ready
 
 
 def tuned(module, std=0.1, seed=8, parts=("lora_B",)):
-    """The module with its network, and normal numbers added to the weights whose names have one of the parts."""
+    """Load the network, add normal numbers to weights whose names have one of the parts, and return the module."""
     stream = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in ready(module).named_parameters():
