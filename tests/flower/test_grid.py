@@ -117,12 +117,9 @@ def test_objects_are_read_as_flower_reads_them():
     kinds = {parts_of(response.object_content)[0] for _, response in exchanged}
     assert kinds == {"Message", "RecordDict", "ConfigRecord", "ArrayRecord", "Array", "ArrayChunk"}
     assert third_field(type(exchanged[0][1])(object_found=True).SerializeToString()) == b""
-
-
-@pytest.mark.parametrize("message", [b"\x1a", b"\xff", b"\x1d\x01"])
-def test_a_broken_message_is_noticed(message):
-    with pytest.raises((IndexError, ValueError)):
-        third_field(message)
+    for broken in (b"\x1a", b"\xff", b"\x1d\x01"):
+        with pytest.raises((IndexError, ValueError)):
+            third_field(broken)
 
 
 def test_another_client_of_flower_is_refused_with_the_remedy():

@@ -361,14 +361,10 @@ def test_a_server_starts_with_no_node_that_has_another_base(tmp_path):
     real = make_node("one_client", tmp_path / "node")
     homes = {1: FakeNode("one_client", OTHERS, real), 2: FakeNode("fedavg", [HOSTILE], real)}
 
-    def changed(message):
-        other = message.node == 2 and message.asked.header["action"] == "join"
-        return with_header("base", "other")(message) if other else message.answer
-
-    there = Here(homes, changed)
-    _, loop = deploy("one_client", tmp_path / "server", there, 1)
+    change = changes.changed("join", 2, partial(changes.with_header, "base", "other"))
+    _, loop = deploy("one_client", tmp_path / "server", Here(homes, change), 1)
     assert sorted(loop.clients) == OTHERS
-    there = Here({2: homes[2]}, changed)
+    there = Here({2: homes[2]}, change)
     with pytest.raises(ValueError, match="no node can take part: node 2: it has another base"):
         deploy("one_client", tmp_path / "other", there, 1, min_clients=1)
 

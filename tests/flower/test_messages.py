@@ -80,9 +80,7 @@ def test_flower_itself_is_imported_in_four_files_and_by_its_documented_names_alo
     imported = {path: imports_of(path) for place in places for path in place.rglob("*.py")}
     assert {path.name for path, names in imported.items() if names} == NEED_FLOWER
     assert set().union(*imported.values()) == {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
-
-
-def test_the_other_files_do_not_reach_flower_through_these():
+    # The other files do not reach it through these.
     needing = {f"fedlight.flower.{name.removesuffix('.py')}" for name in NEED_FLOWER}
     for path in [one for one in ROOM.rglob("*.py") if one.name not in NEED_FLOWER]:
         assert not [name for name in needing if name in path.read_text()], path

@@ -108,24 +108,18 @@ def weights(module):
     return torch.nn.utils.parameters_to_vector(module.parameters()).tolist()
 
 
-def test_the_seed_gives_neither_noise_nor_cohorts_of_a_private_mean(tmp_path):
-    cohorts, ends = [], []
-    for name in ("first", "second", "third"):
-        module, loop, _ = run_deployed("budget", tmp_path / name)
-        assert loop.privacy.noise[""] == loop.aggregation.noise > 0
-        cohorts.append([(row["round"], row["client"]) for row in visits_of(tmp_path / name / "server")])
-        ends.append(weights(module))
-    assert len({str(each) for each in ends}) == 3
-    assert len({str(each) for each in cohorts}) > 1  # of three rounds with four of ten clients
-
-
-def test_an_epsilon_lasts_for_the_rounds_of_a_deployment(tmp_path):
+def test_the_seed_gives_neither_noise_nor_cohorts_of_a_private_mean_whose_epsilon_lasts(tmp_path):
     """The server finds the noise that the emulator finds, and a node, which counts no rounds, looks for none."""
-    emulated = emulate("budget", tmp_path / "emulated")[1]
-    _, loop, there = run_deployed("budget", tmp_path)
-    assert loop.privacy.noise == emulated.privacy.noise
-    assert loop.privacy.rounds == emulated.privacy.rounds == {(4, 10): 3}
-    assert 0.999 * 20 < loop.aggregation.spent(loop.privacy.rounds) <= 20
+    emulated, cohorts, ends = emulate("budget", tmp_path / "emulated")[1], set(), set()
+    for name in ("first", "second", "third"):
+        module, loop, there = run_deployed("budget", tmp_path / name)
+        assert loop.privacy.noise == emulated.privacy.noise == {"": loop.aggregation.noise}
+        assert loop.privacy.rounds == emulated.privacy.rounds == {(4, 10): 3}
+        assert 0.999 * 20 < loop.aggregation.spent(loop.privacy.rounds) <= 20
+        cohorts.add(str([(row["round"], row["client"]) for row in visits_of(tmp_path / name / "server")]))
+        ends.add(str(weights(module)))
+    assert len(ends) == 3
+    assert len(cohorts) > 1  # of three rounds with four of ten clients
     for node in there.homes.values():
         mean = node._settings["aggregation"]
         assert isinstance(mean, PrivateMean)

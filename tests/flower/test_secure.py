@@ -1,12 +1,14 @@
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from changed_messages import lost, with_header
+from changed_messages import changed, lost, with_header, with_payload
 from nodes_here import Here, MadeParts, deploy, emulate, left_by, make_node, visits_of
 from scipy.stats import chisquare
 from shared_runs import digest
+from updates import update
 
 from fedlight import CoordinateMedian, FedAvg, Fleet, Quantize, Scaffold, Wire
 from fedlight.callbacks.loop.parts import ProductError
@@ -150,22 +152,17 @@ def test_a_sum_is_of_three_nodes_with_an_update_or_is_not_unmasked(tmp_path, div
             assert (reasons[name] == "diverged") == (n in diverged)
 
 
-def changed(key, value, action):
-    """Return a change of one field, or with ``payloads`` of these, in the answers of node 2."""
+def at_two(action, key, value):
+    """Return a change of one field of the answers of node 2."""
 
-    def change(message):
-        answer = message.answer
-        if (message.asked.header["action"], message.node) != (action, 2):
-            return answer
-        if key == "payloads":
-            return Parcel(answer.header, value(answer.payloads))
+    def change(answer):
         return with_header(key, value(answer.header[key]) if callable(value) else value, answer)
 
-    return change
+    return changed(action, 2, change)
 
 
-def changed_sum(value):
-    return changed("payloads", lambda own: {"masked": value(own["masked"])}, "visit")
+def sum_of_two(value):
+    return changed("visit", 2, partial(with_payload, value))
 
 
 def first_share(text):
@@ -173,30 +170,30 @@ def first_share(text):
 
 
 HOSTILE = {
-    "no_key": changed("mask", "", "keys"),
-    "short_key": changed("mask", "ab" * 31, "keys"),
-    "key_of_a_low_order": changed("mask", "00" * 32, "keys"),
-    "letter_key_of_a_low_order": changed("letter", "00" * 32, "keys"),
-    "key_no_text": changed("letter", 7, "keys"),
-    "letters_to_nobody": changed("letters", {}, "shares"),
-    "letters_to_a_stranger": changed("letters", lambda own: own | {"9": own["1"]}, "shares"),
-    "letter_too_short": changed("letters", first_share("00"), "shares"),
-    "letter_no_hex": changed("letters", first_share("zz" * masks.LETTER_BYTES), "shares"),
-    "letter_damaged": changed("letters", first_share("00" * masks.LETTER_BYTES), "shares"),
-    "no_sum": changed("payloads", lambda own: {}, "visit"),
-    "two_sums": changed("payloads", lambda own: own | {"more": b"1"}, "visit"),
-    "sum_cut": changed_sum(lambda own: own[:-1]),
-    "sum_too_long": changed_sum(lambda own: own * 2),
-    "sum_of_zeros": changed_sum(lambda own: bytes(len(own))),
-    "sum_of_other_weights": changed_sum(lambda own: own[:-1] + bytes([own[-1] ^ 0x80])),
-    "visits_missing": changed("visits", [], "visit"),
-    "visit_of_a_stranger": changed("visits", lambda own: [*own, own[0] | {"client": "x"}], "visit"),
-    "steps_negative": changed("visits", lambda own: [one | {"steps": -1} for one in own], "visit"),
-    "seconds_nan": changed("visits", lambda own: [one | {"seconds": float("nan")} for one in own], "visit"),
-    "shares_missing": changed("seeds", {}, "unmask"),
-    "share_of_another": changed("seeds", first_share("09" + "00" * 51), "unmask"),
-    "shares_wrong": changed("seeds", lambda own: {n: one[:-2] + "00" for n, one in own.items()}, "unmask"),
-    "shares_no_text": changed("seeds", lambda own: dict.fromkeys(own, 3), "unmask"),
+    "no_key": at_two("keys", "mask", ""),
+    "short_key": at_two("keys", "mask", "ab" * 31),
+    "key_of_a_low_order": at_two("keys", "mask", "00" * 32),
+    "letter_key_of_a_low_order": at_two("keys", "letter", "00" * 32),
+    "key_no_text": at_two("keys", "letter", 7),
+    "letters_to_nobody": at_two("shares", "letters", {}),
+    "letters_to_a_stranger": at_two("shares", "letters", lambda own: own | {"9": own["1"]}),
+    "letter_too_short": at_two("shares", "letters", first_share("00")),
+    "letter_no_hex": at_two("shares", "letters", first_share("zz" * masks.LETTER_BYTES)),
+    "letter_damaged": at_two("shares", "letters", first_share("00" * masks.LETTER_BYTES)),
+    "no_sum": changed("visit", 2, lambda answer: Parcel(answer.header)),
+    "two_sums": changed("visit", 2, lambda answer: Parcel(answer.header, answer.payloads | {"more": b"1"})),
+    "sum_cut": sum_of_two(lambda own: own[:-1]),
+    "sum_too_long": sum_of_two(lambda own: own * 2),
+    "sum_of_zeros": sum_of_two(lambda own: bytes(len(own))),
+    "sum_of_other_weights": sum_of_two(lambda own: own[:-1] + bytes([own[-1] ^ 0x80])),
+    "visits_missing": at_two("visit", "visits", []),
+    "visit_of_a_stranger": at_two("visit", "visits", lambda own: [*own, own[0] | {"client": "x"}]),
+    "steps_negative": at_two("visit", "visits", lambda own: [one | {"steps": -1} for one in own]),
+    "seconds_nan": at_two("visit", "visits", lambda own: [one | {"seconds": float("nan")} for one in own]),
+    "shares_missing": at_two("unmask", "seeds", {}),
+    "share_of_another": at_two("unmask", "seeds", first_share("09" + "00" * 51)),
+    "shares_wrong": at_two("unmask", "seeds", lambda own: {n: one[:-2] + "00" for n, one in own.items()}),
+    "shares_no_text": at_two("unmask", "seeds", lambda own: dict.fromkeys(own, 3)),
 }
 
 
@@ -446,16 +443,12 @@ def test_sums_in_the_ring_are_the_exact_sums(divide_by):
     assert all(torch.equal(value, expected[name]) for name, value in masked.result().items())
 
 
-def test_bits_below_the_unit_are_counted():
+@pytest.mark.parametrize("value", [2.0**32, -(2.0**60), 1e300, float("nan"), float("inf")])
+def test_what_does_not_fit_into_the_ring_is_refused_and_bits_below_its_unit_are_counted(value):
     own = WeightedSum("count")
-    own.add(Update("a", {"w": torch.tensor([2.0**-147, 2.0**-146, -(2.0**-160)], dtype=torch.float64)}, 1.0))
+    own.add(update("a", w=[2.0**-147, 2.0**-146, -(2.0**-160)]))
     values, rounded = ring.encode(own.partial(), {"w": (3,)})
     assert (ring.as_integers(values)[:3], rounded) == ([0, 1, 0], 2)
-
-
-@pytest.mark.parametrize("value", [2.0**32, -(2.0**60), 1e300, float("nan"), float("inf")])
-def test_what_does_not_fit_into_the_ring_is_refused(value):
-    own = WeightedSum("count")
-    own.add(Update("a", {"w": torch.tensor([value], dtype=torch.float64)}, 1.0))
+    own.add(update("b", w=[value, 0.0, 0.0]))
     with pytest.raises(ValueError, match=r"too large|not finite"):
-        ring.encode(own.partial(), {"w": (1,)})
+        ring.encode(own.partial(), {"w": (3,)})

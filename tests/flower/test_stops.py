@@ -1,9 +1,10 @@
 import random
 import re
 import shutil
+from functools import partial
 
 import pytest
-from changed_messages import after_visits, lost, with_header
+from changed_messages import after_visits, changed, lost, with_header
 from nodes_here import Here, deploy, left_by, memories_of, two_nodes, visits_of
 from shared_runs import digest
 
@@ -185,9 +186,7 @@ def test_a_node_keeps_no_more_versions_than_the_server_may_ask_for(tmp_path):
 
 
 def test_too_few_clients_end_the_start_with_what_nodes_have_said(tmp_path):
-    def change(message):
-        return with_header("torch", "0.1", message.answer) if message.node == 2 else message.answer
-
+    change = changed("join", 2, partial(with_header, "torch", "0.1"))
     homes = two_nodes("fedavg", tmp_path)
     with pytest.raises(TimeoutError, match=r"5 of 10 clients.*its torch is '0.1'"):
         deploy("fedavg", tmp_path / "server", Here(homes, change), min_clients=10)

@@ -1,9 +1,10 @@
 import csv
-import json
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
+from changed_messages import changed, with_header, with_payload
 from judges import MARGINS, Grouping, Judge, Margins
 from nodes_here import ALL_KINDS, Here, Kind, MadeParts, deploy, emulate, make_node, two_nodes
 from tastes import Adapters, Tastes
@@ -110,18 +111,15 @@ def test_nodes_validate_the_selector_that_the_emulator_does(tmp_path, monkeypatc
     assert losses[0] == pytest.approx(losses[1])
 
 
-def changed(value):
+def first_changed(value):
     """Return a change of the results that node 1 sends of its first client."""
 
-    def change(message):
-        if (message.asked.header["action"], message.node) != ("validate", 1):
-            return message.answer
-        header = deepcopy(message.answer.header)
-        first = min(header["validated"])
-        header["validated"][first] = value(header["validated"][first])
-        return Parcel(header, message.answer.payloads)
+    def change(answer):
+        results = answer.header["validated"]
+        first = min(results)
+        return with_header("validated", results | {first: value(results[first])}, answer)
 
-    return change
+    return changed("validate", 1, change)
 
 
 def with_tally(**fields):
@@ -150,11 +148,11 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_results_that_do_not_fit_are_refused_and_the_others_are_taken(tmp_path, kind, name):
-    there = Here(two_nodes(kind(), tmp_path), changed(HOSTILE[name]))
+    there = Here(two_nodes(kind(), tmp_path), first_changed(HOSTILE[name]))
     module, loop = deploy("judged", tmp_path / "server", there, 1)
     assert loop.rounds_done == 1
     assert sum(loop.nodes.refused.values()) == 1
-    served = json.loads(json.dumps(there.of("validate")[0].asked.header["shares"]))
+    served = there.of("validate")[0].asked.header["shares"]
     assert {row["client"] for row in rows(tmp_path / "server")} == {*MARGINS} - {*served}
     assert module.trainer.callback_metrics["fed/not_validated"] == len(served)
 
@@ -173,13 +171,11 @@ def test_fewer_selectors_than_there_are_groups_do_not_end_the_run(tmp_path, kind
 
 
 def test_results_of_another_client_are_refused(tmp_path, kind):
-    def change(message):
-        if message.asked.header["action"] == "validate" and message.node == 1:
-            results = message.answer.header["validated"]
-            return Parcel(message.answer.header | {"validated": {"zoe": next(iter(results.values()))}})
-        return message.answer
+    def change(answer):
+        results = answer.header["validated"]
+        return with_header("validated", {"zoe": results[min(results)]}, answer)
 
-    there = Here(two_nodes(kind(), tmp_path), change)
+    there = Here(two_nodes(kind(), tmp_path), changed("validate", 1, change))
     _, loop = deploy("judged", tmp_path / "server", there, 1)
     assert [*loop.nodes.refused] == ["it has validated 'zoe', which it was not asked for"]
 
@@ -221,14 +217,11 @@ def test_names_that_are_the_servers_do_not_count():
     assert means == {"val/loss": 1.0}
 
 
-def test_a_loss_that_is_not_finite_is_not_sent():
+def test_a_loss_that_is_not_finite_is_not_sent_nor_numbers_of_rows_where_all_clients_count_alike():
     sums = {"val/loss": (float("nan"), 4), "val/error": (-float("inf"), 4), "val/margin": (2.0, 4)}
     for counts in (False, True):
         sent = to_send({"a": Validated(sums, None)}, counts)
         assert [*sent["a"]["validation"]] == ["val/margin"]
-
-
-def test_numbers_of_rows_are_not_sent_where_all_clients_count_alike():
     sent = to_send({"a": Validated({"val/loss": (6.0, 4)}, Tally(4, [0.25], 0.25))}, counts=False)
     tally = {"examples": 1, "correct": [0.25], "vote": 0.25, "mixed": None}
     assert sent == {"a": {"validation": {"val/loss": [1.5, 1]}, "tally": tally}}
@@ -314,28 +307,21 @@ def test_where_masked_results_can_have_no_sum_that_is_said_once(tmp_path, kind, 
     assert "val/client_mean" not in logged
 
 
-def other(header=None, payloads=None):
-    def change(message):
-        if (message.asked.header["action"], message.node) != ("validate", 1):
-            return message.answer
-        given = message.answer.header if header is None else message.answer.header | {"validated": header}
-        return Parcel(given, message.answer.payloads if payloads is None else payloads)
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (other(header=["zoe"]), "it has validated other clients than it was asked for"),
-        (other(header=[7]), "it has validated other clients than it was asked for"),
-        (other(payloads={}), "its masked sum is not 2 elements of 24 bytes"),
-        (other(payloads={"masked": b"1" * 48}), "the sum of the nodes is not that of the clients that have"),
+        (partial(with_header, "validated", ["zoe"]), "it has validated other clients than it was asked for"),
+        (partial(with_header, "validated", [7]), "it has validated other clients than it was asked for"),
+        (lambda answer: Parcel(answer.header), "its masked sum is not 2 elements of 24 bytes"),
+        (
+            partial(with_payload, lambda data: b"1" * 48),
+            "the sum of the nodes is not that of the clients that",
+        ),
     ],
 )
 def test_a_broken_masked_sum_leaves_a_round_without_validation(tmp_path, kind, change, reason):
     everybody(kind)
-    logged, loop, _ = masked_run(tmp_path, change)
+    logged, loop, _ = masked_run(tmp_path, changed("validate", 1, change))
     assert loop.rounds_done == 2
     assert any(each.startswith(reason) for each in loop.nodes.refused)
     assert "val/client_mean" not in logged
@@ -379,7 +365,7 @@ def test_a_derived_callback_is_known_at_both_ends(tmp_path, kind):
 
 
 def test_results_without_anything_in_them_are_no_validation(tmp_path, kind):
-    change = changed(lambda entry: {"validation": {}, "tally": None})
+    change = first_changed(lambda entry: {"validation": {}, "tally": None})
     module, _ = deploy(kind(), tmp_path / "server", Here(two_nodes("judged", tmp_path), change), 1)
     assert module.trainer.callback_metrics["fed/not_validated"] == 1
 

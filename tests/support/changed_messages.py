@@ -18,6 +18,16 @@ def lost(action, *nodes, round_idx=None, answer=LOST):
     return change
 
 
+def changed(action, node, change):
+    """Return a change by ``change(answer)`` of a node's answers to an action."""
+
+    def of_message(message):
+        is_it = (message.asked.header["action"], message.node) == (action, node)
+        return change(message.answer) if is_it else message.answer
+
+    return of_message
+
+
 def after_visits(there, number, act):
     """Have something done once, before the server asks when there have been so many visits or more."""
 
