@@ -59,7 +59,12 @@ def test_chosen_methods_beside_the_rules(benchmark, tmp_path, monkeypatch):
     rows = benchmark.run(tmp_path / "one", "contested", [3], tmp_path / "runs", [], ["FedBis"])
     own = {row["method"]: row.get("own") for row in rows}
     assert own == {
-        **{"nothing learned": 0.5, "the longer statement": 0.0, "what the jury likes more": 0.0},
-        **{"Bradley-Terry": 1.0, "Bradley-Terry, a factor by person": 1.0, "FedBis": 0.75, "data": None},
+        "nothing learned": 0.5,
+        "the longer statement": 0.0,
+        "what the jury likes more": 0.0,
+        "Bradley-Terry": 1.0,
+        "Bradley-Terry, a factor by person": 1.0,
+        "FedBis": 0.75,
+        "data": None,
     }
     assert {row["seed"] for row in rows} == {3}

@@ -23,7 +23,9 @@ ROWS = [
     {"method": "b", "task": "t", "seed": 0, "score": float("nan"), "ms": 0.0},
 ]
 TABLE = {
-    **{"head": "who", "rows": {"a": "A", "b": "B"}, "where": ["t"]},
+    "head": "who",
+    "rows": {"a": "A", "b": "B"},
+    "where": ["t"],
     "columns": {"score": "{score:.2f}", "mean": "{score:mean .1f} in {ms[seed 0]:.0f} ms"},
     "missing": "-",
 }
@@ -96,11 +98,18 @@ def test_printed_texts_are_kept():
 @pytest.mark.parametrize(
     ("tolerance", "old", "new", "part"),
     [
-        *(("exact", 0.5, 0.5, 0), ("exact", 0.5, 0.5004, 0.8), ("exact", 0.5, 0.5006, 1.2)),
-        *(("absolute 0.02", 0.5, 0.49, 0.5), ("relative 0.1", 2.0, 2.1, 0.5), ("factor 2", 1.0, 2.0, 1)),
-        *(("factor 2", 4.0, 1.0, 2), ("factor 2", 1.0, 0.0, math.inf)),
-        *(("absolute 0.02", 0.5, None, math.inf), ("absolute 0.02", 0.5, math.nan, math.inf)),
-        *(("absolute 0.02", "x", "x", 0), ("absolute 0.02", "x", "y", math.inf)),
+        ("exact", 0.5, 0.5, 0),
+        ("exact", 0.5, 0.5004, 0.8),
+        ("exact", 0.5, 0.5006, 1.2),
+        ("absolute 0.02", 0.5, 0.49, 0.5),
+        ("relative 0.1", 2.0, 2.1, 0.5),
+        ("factor 2", 1.0, 2.0, 1),
+        ("factor 2", 4.0, 1.0, 2),
+        ("factor 2", 1.0, 0.0, math.inf),
+        ("absolute 0.02", 0.5, None, math.inf),
+        ("absolute 0.02", 0.5, math.nan, math.inf),
+        ("absolute 0.02", "x", "x", 0),
+        ("absolute 0.02", "x", "y", math.inf),
     ],
 )
 def test_deviations(tolerance, old, new, part):

@@ -10,12 +10,17 @@ from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parents[2]
 DEBATES = (
-    *("christianity-or-atheism-", "evolution-vs-creation", "firefox-vs-internet-explorer"),
+    "christianity-or-atheism-",
+    "evolution-vs-creation",
+    "firefox-vs-internet-explorer",
     "human-growth-and-development-should-parents-use-spanking-as-an-option-to-discipline-",
     "if-your-spouse-committed-murder-and-he-or-she-confided-in-you-would-you-turn-them-in-",
-    *("india-has-the-potential-to-lead-the-world-", "is-porn-wrong-"),
-    *("is-the-school-uniform-a-good-or-bad-idea-", "personal-pursuit-or-advancing-the-common-good-"),
-    *("should-physical-education-be-mandatory-in-schools-", "tv-is-better-than-books"),
+    "india-has-the-potential-to-lead-the-world-",
+    "is-porn-wrong-",
+    "is-the-school-uniform-a-good-or-bad-idea-",
+    "personal-pursuit-or-advancing-the-common-good-",
+    "should-physical-education-be-mandatory-in-schools-",
+    "tv-is-better-than-books",
     "william-farquhar-ought-to-be-honoured-as-the-rightful-founder-of-singapore",
 )
 

@@ -18,9 +18,12 @@ def rows(measured):
 def test_texts_of_a_step(rows):
     found = {name: (row["sequences"], row["tokens"]) for name, row in rows.items()}
     assert found == {
-        **{"selector, one order": (3, SHOWN), "selector, both orders": (6, SHOWN)},
-        **{"naive selector, one order": (3, SHOWN), "reward model": (6, ALONE)},
-        **{"DPO, first epoch": (6, ALONE), "DPO, later epochs": (6, ALONE)},
+        "selector, one order": (3, SHOWN),
+        "selector, both orders": (6, SHOWN),
+        "naive selector, one order": (3, SHOWN),
+        "reward model": (6, ALONE),
+        "DPO, first epoch": (6, ALONE),
+        "DPO, later epochs": (6, ALONE),
     }
     assert all(row["seconds"] > 0 for row in rows.values())
 

@@ -22,8 +22,21 @@ def imported(code: str) -> set[str]:
 
 
 COMMANDS = (
-    *("run", "plan", "device", "device measure", "flower", "flower init", "flower up", "client"),
-    *("client check", "report", "export", "fit", "validate", "test", "predict"),
+    "run",
+    "plan",
+    "device",
+    "device measure",
+    "flower",
+    "flower init",
+    "flower up",
+    "client",
+    "client check",
+    "report",
+    "export",
+    "fit",
+    "validate",
+    "test",
+    "predict",
 )
 
 

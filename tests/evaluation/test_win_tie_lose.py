@@ -9,9 +9,13 @@ from fedlight.evaluation.win_rate import outcomes, win_tie_lose
 NAN = math.nan
 # What is said with ours first and with ours second -> what both make together, and with in_both.
 CASES = {
-    **{(1, 1): ("win", "win"), (1, 0.5): ("win", "tie"), (0.5, 1): ("win", "tie")},
+    (1, 1): ("win", "win"),
+    (1, 0.5): ("win", "tie"),
+    (0.5, 1): ("win", "tie"),
     **dict.fromkeys([(1, 0), (0, 1), (0.5, 0.5)], ("tie", "tie")),
-    **{(0, 0.5): ("lose", "tie"), (0.5, 0): ("lose", "tie"), (0, 0): ("lose", "lose")},
+    (0, 0.5): ("lose", "tie"),
+    (0.5, 0): ("lose", "tie"),
+    (0, 0): ("lose", "lose"),
 }
 
 

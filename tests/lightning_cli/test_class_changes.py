@@ -97,7 +97,10 @@ def test_nothing_is_left_of_what_a_class_had_but_what_comes_after_holds(parse):
 @pytest.mark.parametrize(
     "change",
     [
-        *("--thing=Ball", f"--thing={__name__}.Ball", "--thing=yaml:class_path: Ball", "--thing.inner=null"),
+        "--thing=Ball",
+        f"--thing={__name__}.Ball",
+        "--thing=yaml:class_path: Ball",
+        "--thing.inner=null",
         f"--config=yaml:thing: {{class_path: {__name__}.Ball}}",
     ],
 )

@@ -125,12 +125,10 @@ def test_null_is_nothing_at_every_depth(tiny_model, tmp_path):
     generator = "--data.augmentation.generator"
     arguments = (
         *("--config", "feddca.yaml", "--data.augmentation", "SelfInstruct", "--data.augmentation.number=2"),
-        *(
-            generator,
-            "ChatEndpoint",
-            f"{generator}.base_url=http://localhost/v1",
-            f"{generator}.model=None-7B",
-        ),
+        generator,
+        "ChatEndpoint",
+        f"{generator}.base_url=http://localhost/v1",
+        f"{generator}.model=None-7B",
         *(f"{generator}.api_key_variable", "null", f"{generator}.cache=null", "--data.public_source", "null"),
     )
     printed = ran("fit", *arguments, "--print_config")

@@ -20,7 +20,9 @@ def test_a_message_that_names_no_single_place_stays(message):
         (["selector.yaml", "--model.model=./none", "--data.tokenizer=toy"], "model.init_args.model='./none'"),
         (
             [
-                *("selector.yaml", "--data.format.form=features", "--data.format.twins_together=false"),
+                "selector.yaml",
+                "--data.format.form=features",
+                "--data.format.twins_together=false",
                 "--data.format.encoder=./none",
             ],
             "data.init_args.format.encoder='./none'",

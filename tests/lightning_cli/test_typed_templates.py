@@ -9,8 +9,11 @@ WRITTEN = [
     ("Question: {prompt}\nAnswer:", "Question: {prompt}\nAnswer:"),
     (r"Question: {prompt}\nAnswer:", "Question: {prompt}\nAnswer:"),
     ("- {prompt} # 1: 'two' \"three\"", "- {prompt} # 1: 'two' \"three\""),
-    *(("{prompt}", "{prompt}"), ('"{prompt}"', '"{prompt}"'), ("[{prompt}]", "[{prompt}]")),
-    *(("{prompt}: yes?", "{prompt}: yes?"), ("toy_generation", "toy_generation")),
+    ("{prompt}", "{prompt}"),
+    ('"{prompt}"', '"{prompt}"'),
+    ("[{prompt}]", "[{prompt}]"),
+    ("{prompt}: yes?", "{prompt}: yes?"),
+    ("toy_generation", "toy_generation"),
 ]
 
 

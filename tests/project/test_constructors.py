@@ -31,8 +31,10 @@ def test_constructors_and_recipe_functions_have_few_arguments():
 @pytest.mark.parametrize(
     ("name", "beside", "place"),
     [
-        *(("polis", "jury_share", "jury.share"), ("polis", "max_train", "bounds.max_train")),
-        *(("ukpconvarg", "column", "holdout.column"), ("fewfedpit_real", "num_test", "draw.num_test")),
+        ("polis", "jury_share", "jury.share"),
+        ("polis", "max_train", "bounds.max_train"),
+        ("ukpconvarg", "column", "holdout.column"),
+        ("fewfedpit_real", "num_test", "draw.num_test"),
     ],
 )
 def test_an_argument_beside_the_one_that_has_it_is_refused_with_its_place(name, beside, place, tmp_path):

@@ -56,7 +56,9 @@ def test_scores_coverage_and_share_of_the_domain(tmp_path, source):
     first, second, third = domain_table(methods, source, COLUMNS, zero_shot=zero)["rows"]
     assert first == {"method": "zero-shot", "FedAvg": 0.0, "FedProx": 0.0}
     assert second == {
-        **{"method": "none", "FedAvg": 0.5, "FedProx": 0.25},
+        "method": "none",
+        "FedAvg": 0.5,
+        "FedProx": 0.25,
         "coverage": pytest.approx(covered(["red apples"]), abs=1e-6),
     }
     assert third["in_domain"] == 0.75  # three of four: a generated row counts
@@ -111,13 +113,17 @@ def test_each_of_several_domains_is_covered_by_its_own_texts_alone(tmp_path, sou
     of_fruit = covered(["red apples", "green pears"])
     assert of_fruit < covered(["red apples", "green pears", "blue cars"])
     assert fruit == {
-        **{"method": "mixed, fruit", "score": 0.25, "coverage": pytest.approx(of_fruit, abs=1e-6)},
+        "method": "mixed, fruit",
+        "score": 0.25,
+        "coverage": pytest.approx(of_fruit, abs=1e-6),
         "in_domain": 0.5,
     }
     assert (of_cars["method"], of_cars["score"], of_cars["in_domain"]) == ("mixed, cars", 0.75, 0.5)
     assert of_cars["coverage"] == pytest.approx(1, abs=1e-6)
     assert both == {
-        **{"method": "mixed", "score": 0.5, "coverage": pytest.approx((of_fruit + 1) / 2, abs=1e-6)},
+        "method": "mixed",
+        "score": 0.5,
+        "coverage": pytest.approx((of_fruit + 1) / 2, abs=1e-6),
         "in_domain": 0.5,
     }
 

@@ -11,18 +11,31 @@ from fedlight.support.files import result_of
 from fedlight.toy import rows as fedlight_rows
 
 FEDERATED = (
-    *("FedAvg", "SCAFFOLD", "FewFedWeight (our weights)", "FedMIT", "FewFedPIT, beta = 0.25"),
+    "FedAvg",
+    "SCAFFOLD",
+    "FewFedWeight (our weights)",
+    "FedMIT",
+    "FewFedPIT, beta = 0.25",
     "FewFedPIT, beta = 0.5",
 )
 METHODS = ["Centralized", *FEDERATED, "LocIT", "LocIT+SG"]
 LEAKS = ("rouge_l", "exact", "secrets", "extracted", "membership")
 
 CHANGES = (
-    *(
-        *("accelerator=cpu", "rounds=2", "clients_per_round=1", "local_steps=1", "lora_rank=2", "number=3"),
-        *("keep=2", "epochs=2", "epochs_between_attacks=2", "asked_every=1", "attacked_every=2", "asked=4"),
-        *("samples=4", "members=4"),
-    ),
+    "accelerator=cpu",
+    "rounds=2",
+    "clients_per_round=1",
+    "local_steps=1",
+    "lora_rank=2",
+    "number=3",
+    "keep=2",
+    "epochs=2",
+    "epochs_between_attacks=2",
+    "asked_every=1",
+    "attacked_every=2",
+    "asked=4",
+    "samples=4",
+    "members=4",
     *("writer_rank=2", "writer_epochs=1", "exercises=toy:writing?seed=${seed}&size=32&known=4"),
     # An untrained model's answers have to count, or no client has anything of its own making.
     *("prompts.init_args.instruction.pattern=(?P<instruction>.*)", "synthesis.init_args.keep_cut=true"),
@@ -140,12 +153,14 @@ def test_private_steps_are_matched_by_the_servers_learning_rate(tmp_path):
 RULE_CHANGES = (
     *("accelerator=cpu", "rounds=2", "clients_at_once=1", "clients_per_round=1", "local_steps=1"),
     *("lora_rank=2", "number=3", "keep=2", "epochs=1", "asked_every=1", "asked=4", "samples=4", "members=4"),
-    *(
-        *("writer_rank=2", "writer_epochs=1"),
-        "exercises=toy:writing?seed=${seed}&size=32&known=4&rule=1&instructed=1",
-        *("instruction_tries=6", "more=true", "prompts.init_args.instruction.pattern=(?P<instruction>.*)"),
-        *("synthesis.init_args.keep_cut=true", "prompts.init_args.response.pattern=(?P<response>.*)"),
-    ),
+    "writer_rank=2",
+    "writer_epochs=1",
+    "exercises=toy:writing?seed=${seed}&size=32&known=4&rule=1&instructed=1",
+    "instruction_tries=6",
+    "more=true",
+    "prompts.init_args.instruction.pattern=(?P<instruction>.*)",
+    "synthesis.init_args.keep_cut=true",
+    "prompts.init_args.response.pattern=(?P<response>.*)",
     "source=toy:instructions?seed=${seed}&split=private&client_rows=8&num_clients=2&joined=1&rule=1&written=2",
     "unseen_source=toy:instructions?seed=${seed}&split=test&topic_rows=1&joined=1&rule=1",
     "test_source=toy:instructions?seed=${seed}&split=test&topic_rows=1&rule=1",

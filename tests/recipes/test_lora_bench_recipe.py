@@ -113,8 +113,10 @@ def test_lora_bench(tmp_path, tiny_model):
 def test_lora_bench_on_instructions(tmp_path, tiny_model):
     rows = [
         {
-            **{"instruction": f"which covers {number} more ?", "input": f"eva {thing}"},
-            **{"output": f"kind {number % 3}", "category": thing},
+            "instruction": f"which covers {number} more ?",
+            "input": f"eva {thing}",
+            "output": f"kind {number % 3}",
+            "category": thing,
         }
         for number in range(60)
         for thing in ("roses", "corn")

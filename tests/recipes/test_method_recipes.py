@@ -182,7 +182,8 @@ def test_shp_where_it_is_not_tldr(tiny_model, tmp_path, any_text):
     comparisons.init_args.partition.num_clients = 8  # there are 200 questions
     OmegaConf.save(comparisons, tmp_path / "shp.yaml")
     stages = stages_of(
-        *("shp", tmp_path / "out"),
+        "shp",
+        tmp_path / "out",
         *tiny_recipe(tiny_model, "rounds=1", "clients_per_round=1", "local_steps=1", "max_tokens=200"),
         *(f"train_source={votes}", f"test_source={votes}", f"prompt_source={prompts}"),
         *(f"eval_source={votes}", f"comparisons={tmp_path / 'shp.yaml'}"),

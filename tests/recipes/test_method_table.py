@@ -90,8 +90,10 @@ def test_only_what_was_measured_is_in_a_row(tmp_path):
         "raw": {"answers": answers(tmp_path / "raw", RAW)},
     }
     assert methods(table)["rows"] == [
-        *({"method": "nothing"}, {"method": "tested", "accuracy": 0.75}),
-        *({"method": "trained", "sent_mib": 0.0}, {"method": "raw"}),
+        {"method": "nothing"},
+        {"method": "tested", "accuracy": 0.75},
+        {"method": "trained", "sent_mib": 0.0},
+        {"method": "raw"},
     ]
 
 

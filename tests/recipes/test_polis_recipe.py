@@ -296,7 +296,9 @@ def test_the_whole_recipe(files, tmp_path):
         *("run", "polis", f"--output={tmp_path / 'out'}", "--seeds", "0", *options, "model=hashed"),
         *("rounds=8", "clients_per_round=6", "clients_at_once=6", "local_steps=2", "bounds.num_clients=8"),
         *("hidden=4", "warmup_rounds=1", "regroup_every=1", "global_rounds=5", "rounds_of_two_visits=4"),
-        *("rounds_of_soft=5", "batch_size=8", "lr=0.05"),
+        "rounds_of_soft=5",
+        "batch_size=8",
+        "lr=0.05",
     )
     run = tmp_path / "out/seed0"
     assert "FedRep" in (tmp_path / "out/seeds_0/figure/methods.svg").read_text()

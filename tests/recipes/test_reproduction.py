@@ -61,8 +61,12 @@ def test_the_papers_values_are_in_their_places(loaded):
     run = feddca["feddca_fedavg"].arguments
     assert run["data.init_args.batch_size"] * run["trainer.accumulate_grad_batches"] == 32
     values = {
-        **{"trainer.max_epochs": 30, "federated.clients_per_round": 2, "federated.local_steps": 10},
-        **{"model.init_args.lr": 5e-5, "model.init_args.lora.rank": 16, "model.init_args.lora.alpha": 16},
+        "trainer.max_epochs": 30,
+        "federated.clients_per_round": 2,
+        "federated.local_steps": 10,
+        "model.init_args.lr": 5e-5,
+        "model.init_args.lora.rank": 16,
+        "model.init_args.lora.alpha": 16,
     }
     assert {key: run[key] for key in values} == values
     chosen = run["data.init_args.augmentation"]["init_args"]

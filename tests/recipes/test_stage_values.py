@@ -10,8 +10,20 @@ from fedlight.recipes.stages import Stage
 from fedlight.support.files import DIGEST, sealed
 
 TEXTS = [
-    *("POST : {instruction} {input}\nCHOICE :", 'she said: "no"\\n', "null", "no", "007", "[a", "{a", "- a"),
-    *("# a", "'", " a: b ", "a\tb", "é\u2028\x07", ""),
+    "POST : {instruction} {input}\nCHOICE :",
+    'she said: "no"\\n',
+    "null",
+    "no",
+    "007",
+    "[a",
+    "{a",
+    "- a",
+    "# a",
+    "'",
+    " a: b ",
+    "a\tb",
+    "é\u2028\x07",
+    "",
 ]
 
 

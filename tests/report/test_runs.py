@@ -64,8 +64,10 @@ def test_half_rows_are_left_out_and_counted(tmp_path):
     assert run.done() == {}
     assert run.config() == {}
     assert run.faults == {
-        **{"visits.csv": "1 of 3 rows are not whole", "completions.jsonl": "1 of 3 lines are not whole"},
-        **{"done.json": "is not whole JSON", "config.yaml": "is not whole YAML"},
+        "visits.csv": "1 of 3 rows are not whole",
+        "completions.jsonl": "1 of 3 lines are not whole",
+        "done.json": "is not whole JSON",
+        "config.yaml": "is not whole YAML",
     }
 
 

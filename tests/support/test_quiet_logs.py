@@ -45,8 +45,10 @@ def test_on_standard_output_are_rounds_and_the_table_of_the_end(printed):
         r" +2 rounds in [\d.]+ (seconds|minutes) +",
         *(r"┏.*┓", r"┃ metric  .*┃", r"┡.*┩"),
         *(rf"│ {name} +│.*│" for name in ("loss", "val/loss", "val/accuracy")),
-        *(r"└.*┘", r"[\d.]+ MB down and [\d.]+ MB up in 4 visits to \d clients"),
-        *(r"run: adapter/, checkpoints/, .*visits\.csv", r"as a page: fedlight report run --open"),
+        r"└.*┘",
+        r"[\d.]+ MB down and [\d.]+ MB up in 4 visits to \d clients",
+        r"run: adapter/, checkpoints/, .*visits\.csv",
+        r"as a page: fedlight report run --open",
     ]
     lines = printed[0].splitlines()
     unlike = [line for line, pattern in zip(lines, expected, strict=True) if not re.fullmatch(pattern, line)]
@@ -85,9 +87,11 @@ def test_nothing_but_the_named_notices_is_left_out(caplog):
         with pytest.raises(UserWarning, match="is not empty"):  # as warnings are errors here
             warnings.warn("Checkpoint directory runs exists and is not empty.", stacklevel=1)
     assert caplog.messages == [
-        *("GPU available: True (cuda), used: False", "`Trainer.fit` stopped: No training batches."),
+        "GPU available: True (cuda), used: False",
+        "`Trainer.fit` stopped: No training batches.",
         "`Trainer(overfit_batches=1)` was configured so 1 batch will be used.",
-        *("GPU available: False, used: False", KERNEL % "no space left on device"),
+        "GPU available: False, used: False",
+        KERNEL % "no space left on device",
     ]
 
 
@@ -101,11 +105,20 @@ def test_each_notice_is_still_said_by_lightning():
     files += [root / "fabric" / file for file in ("utilities/seed.py", "accelerators/cuda.py")]
     text = "\n".join(file.read_text() for file in files)
     said = [
-        *("Tip: For seamless cloud logging", "Tip: For seamless cloud uploads", "GPU available: {"),
-        *("TPU available: {", "`Trainer.fit` stopped: `max_epochs=", "that has Tensor Cores", "Seed set to"),
-        *("{name}=1)` was configured so {message}", "{name}=1.0)` was configured so {message}"),
-        *("1 batch will be used.", "100% of the batches per epoch will be used", "will run after every"),
-        *("LOCAL_RANK: {local_rank} - CUDA_VISIBLE_DEVICES", "does not have many workers"),
+        "Tip: For seamless cloud logging",
+        "Tip: For seamless cloud uploads",
+        "GPU available: {",
+        "TPU available: {",
+        "`Trainer.fit` stopped: `max_epochs=",
+        "that has Tensor Cores",
+        "Seed set to",
+        "{name}=1)` was configured so {message}",
+        "{name}=1.0)` was configured so {message}",
+        "1 batch will be used.",
+        "100% of the batches per epoch will be used",
+        "will run after every",
+        "LOCAL_RANK: {local_rank} - CUDA_VISIBLE_DEVICES",
+        "does not have many workers",
     ]
     assert [words for words in said if words not in text] == []
 

@@ -37,8 +37,11 @@ def test_labels_and_win_rates_of_a_selector_at_chance_are_marked_and_of_no_other
     header, lines = cells([RAW, FEDBIS, LONGER])
     table = {line[0]: dict(zip(header, line, strict=True)) for line in lines}
     assert table["FedBis"] == {
-        **{"method": "FedBis", "selector accuracy": "0.500", "both orders": "0.450 [0.370, 0.530]"},
-        **{"win rate by selector": "0.812 [0.750, 0.870] (worthless)", "labelled": "200 (worthless)"},
+        "method": "FedBis",
+        "selector accuracy": "0.500",
+        "both orders": "0.450 [0.370, 0.530]",
+        "win rate by selector": "0.812 [0.750, 0.870] (worthless)",
+        "labelled": "200 (worthless)",
     }
     assert not any("worthless" in cell for name in ("raw", "longer wins") for cell in table[name].values())
     assert chance_notes([RAW, FEDBIS, LONGER]) == [NOTE]

@@ -186,7 +186,8 @@ def test_a_fleet_on_the_command_line(tiny_model, tmp_path):
     own = device_file(tmp_path, "toaster", memory_gib=1, weight_bits=8)
     wire = {"class_path": "Wire", "init_args": {"up": [{"class_path": "TopK", "init_args": {"share": 0.5}}]}}
     settings = (
-        *("--federated.fleet=devices/fleets/edge.yaml", f"--federated.channel={json.dumps(wire)}"),
+        "--federated.fleet=devices/fleets/edge.yaml",
+        f"--federated.channel={json.dumps(wire)}",
         f"--federated.fleet.devices={json.dumps({own: 1, 'macbook_air_m2': 1})}",
         "--federated.fleet.over_selection=2",
     )

@@ -99,7 +99,8 @@ SERVER_SIDE = {  # rounds, in which of them it is killed, and what is set
             *("--federated.algorithm=FedBiscuit", "--federated.algorithm.warmup_rounds=1"),
             *("--data.split.val_share=0.3", "--federated.algorithm.regroup_every=2"),
             *("--model.num_adapters=3", "--model.lr=0.05"),
-            *("--trainer.callbacks+=GroupLog", "--trainer.callbacks+=ClientAccuracy"),
+            "--trainer.callbacks+=GroupLog",
+            "--trainer.callbacks+=ClientAccuracy",
         ],
     ),
     "scaffold": (

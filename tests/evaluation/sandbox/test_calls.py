@@ -15,8 +15,14 @@ Pair = namedtuple("Pair", "a b")
     "value",
     [
         *(None, True, 0, -(1 << 63), 1 << 63, 1.5, float("inf"), 2 - 3j, "ü\n\ud800", b"\x00\xff"),
-        *([], [1, [2, (3,)]], (), {1, "a", (2, 3)}, {"a": {1: [None]}, (1, 2): {"list": 3}}),
-        *(Fraction(1, 3), Decimal("0.1"), pytest.param(-(10**6000), id="many digits")),
+        [],
+        [1, [2, (3,)]],
+        (),
+        {1, "a", (2, 3)},
+        {"a": {1: [None]}, (1, 2): {"list": 3}},
+        Fraction(1, 3),
+        Decimal("0.1"),
+        pytest.param(-(10**6000), id="many digits"),
     ],
 )
 def test_values_come_back_with_their_types(value: object) -> None:

@@ -19,7 +19,9 @@ real = pytest.mark.skipif(not SHARED.is_dir(), reason="needs FEDLIGHT_SHARED")
 PLAIN = "{instruction}\n{input}\nAnswer:"
 MATH = {"question": "How many?", "answer": "2 * 500 = <<2*500=1000>>1000 legs.\n#### 1,000"}
 BONES = {
-    **{"subject": "human_anatomy", "question": "Which bone?", "choices": ["femur", "ulna", "the hyoid"]},
+    "subject": "human_anatomy",
+    "question": "Which bone?",
+    "choices": ["femur", "ulna", "the hyoid"],
     "answer": "C",
 }
 
@@ -52,10 +54,24 @@ def task_of(kind, rows, tmp_path, template=PLAIN, **options):
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        *(("#### 1,000", "1000"), ("#### $-5.", "-5"), ("x #### 7 then 9", "7"), ("so 3 and 4.", "4")),
-        *(("16 - 3", "3"), ("16-3", "3"), ("= -3", "-3"), ("(\u22123)", "-3"), ("-$3.50 in all", "-3.50")),
-        *(("#### -$-5", "-5"), ("\u2212$ -5", "-5"), ("$1,234,567.89!", "1234567.89"), ("50%", "50")),
-        *(("\\boxed{17}", "17"), (".5", "0.5"), ("#### no", None), ("none", None), ("", None)),
+        ("#### 1,000", "1000"),
+        ("#### $-5.", "-5"),
+        ("x #### 7 then 9", "7"),
+        ("so 3 and 4.", "4"),
+        ("16 - 3", "3"),
+        ("16-3", "3"),
+        ("= -3", "-3"),
+        ("(\u22123)", "-3"),
+        ("-$3.50 in all", "-3.50"),
+        ("#### -$-5", "-5"),
+        ("\u2212$ -5", "-5"),
+        ("$1,234,567.89!", "1234567.89"),
+        ("50%", "50"),
+        ("\\boxed{17}", "17"),
+        (".5", "0.5"),
+        ("#### no", None),
+        ("none", None),
+        ("", None),
     ],
 )
 def test_the_number_at_the_end(text, number):

@@ -26,8 +26,10 @@ def test_scores_are_drawn_before_others_and_one_panel_needs_no_figure_for_phones
     ("metric", "title"),
     [
         ("train/reward_margin", "Reward margin (train)"),
-        *(("train/reward_accuracy", "Reward accuracy (train)"), ("val/loss", "Validation loss")),
-        *(("my", "My"), ("a/", "A/ (a)")),
+        ("train/reward_accuracy", "Reward accuracy (train)"),
+        ("val/loss", "Validation loss"),
+        ("my", "My"),
+        ("a/", "A/ (a)"),
     ],
 )
 def test_a_metric_has_words(metric, title):

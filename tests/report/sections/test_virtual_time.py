@@ -37,7 +37,9 @@ def test_seeds_are_averaged_at_equal_times_and_not_at_equal_rounds(tmp_path):
     run(tmp_path, "fedbuff", [150, 300, 450], [0.0, 0.25, 0.5], seed=1)
     (chart,) = virtual_time.section(read_runs([tmp_path])).parts
     assert [(row["seconds"], row["mean"], row["low"], row["high"]) for row in chart.rows] == [
-        *((150.0, 0.125, 0.0, 0.25), (200.0, 0.25, 0.0, 0.5), (300.0, 0.375, 0.25, 0.5)),
+        (150.0, 0.125, 0.0, 0.25),
+        (200.0, 0.25, 0.0, 0.5),
+        (300.0, 0.375, 0.25, 0.5),
         (400.0, 0.625, 0.25, 1.0),
     ]
     assert {row["seeds"] for row in chart.rows} == {2}
