@@ -96,17 +96,6 @@ def test_a_fleet_needs_a_base_that_can_be_quantized(tmp_path):
         rounds_of(1, fleet=make_fleet(tmp_path, small={"weight_bits": 4}))
 
 
-def test_bytes_of_an_algorithm_that_sends_a_part_are_known_without_its_help(tmp_path, caplog):
-    class Biases(FedAvg):
-        def send(self, visit, client, state):
-            return {name: value for name, value in state.items() if "bias" in name}
-
-    rows, *_ = rounds_of(2, algorithm=Biases(), fleet=make_fleet(tmp_path, fast={}))
-    assert "was to send" not in caplog.text
-    assert {row["bytes_down"] for row in rows} == {row["bytes_up"] for row in rows}
-    assert 4 * (8 + 1) < rows[0]["bytes_down"] < 4 * (8 + 1) + 200
-
-
 def test_an_algorithm_that_sends_other_than_it_planned_is_named_once(tmp_path, caplog):
     class Fickle(FedAvg):
         started = False

@@ -51,27 +51,3 @@ def test_of_controls_beside_the_parameters_the_wire_keeps_no_loss():
     client.memory = {}
     wire.up(visiting, {"w": torch.tensor([3.0, 1.0])}, WORK)
     assert client.memory["wire"].keys() == {"w"}
-
-
-def test_in_a_visit_for_which_nothing_is_sent_the_client_still_has_what_it_received():
-    class Twice(Algorithm):
-        def send(self, visit, client, state):
-            return state if visit.split == "first" else None
-
-        def reply(self, visiting, trained, work):
-            return {} if visiting.visit.split == "first" else trained
-
-        def finish_visit(self, visiting, movement, work):
-            return super().finish_visit(visiting, movement, work) if movement else None
-
-    wire, client, whole = exchange(Twice()), Client("a", 1, 1.0), Identity().down_bytes(STATE)
-    first, down = wire.down(Visit("a", 1, "first"), client, None)
-    update, up = wire.up(first, {"w": torch.zeros(2)}, WORK)
-    assert (update, new_uploads(wire)) == (None, [])
-    assert (down, up) == (whole, 0)
-    second, down = wire.down(Visit("a", 1, "second"), client, first)
-    assert second.received is STATE
-    assert second.before is first
-    _, up = wire.up(second, {"w": torch.tensor([2.0, 2.0])}, WORK)
-    assert (down, up) == (0, whole)
-    assert new_uploads(wire)[0].state["w"].tolist() == [2.0, 2.0]
