@@ -3,14 +3,9 @@ import json
 import pytest
 from tiny_world import fedlight, read_lines, refused, table, write_rows
 
-DOMAINS = {
-    "codealpaca": "CodeAlpaca-20k",
-    "medalpaca": "medical_meadow_medical_flashcards",
-    "fingpt": "fingpt-sentiment-train",
-    "mathinstruct": "MathInstruct",
-}
+DOMAINS = ("codealpaca", "medalpaca", "fingpt", "mathinstruct")
 NO_CALLBACKS = "--trainer.callbacks=[]"  # nobody asks the model all the questions of the test set
-TINY_WORLD = "num_clients=4&client_rows=10&topic_rows=1&chatter=5"
+INSTRUCTIONS = "toy:instructions?num_clients=4&client_rows=10&topic_rows=1&chatter=5&split="
 
 
 def ran(*arguments):
@@ -28,12 +23,8 @@ def short(folder, model):
 
 
 def toy(folder, model):
-    return [
-        *short(folder, model),
-        f"--data.source=toy:instructions?split=private&{TINY_WORLD}",
-        f"--data.public_source=toy:instructions?split=public&{TINY_WORLD}",
-        "--data.augmentation.number=7",
-    ]
+    sources = [f"--data.source={INSTRUCTIONS}private", f"--data.public_source={INSTRUCTIONS}public"]
+    return [*short(folder, model), *sources, "--data.augmentation.number=7"]
 
 
 def added(folder):
@@ -75,8 +66,7 @@ def test_feddca_star_after_the_projector(tiny_model, tmp_path):
     ran(
         *("fit", "--config=projector.yaml", f"--trainer.default_root_dir={tmp_path / 'projector'}"),
         *("--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1"),
-        f"--data.source=toy:instructions?split=public&{TINY_WORLD}",
-        "--data.columns={instruction: instruction, input: input}",
+        *(f"--data.source={INSTRUCTIONS}public", "--data.columns={instruction: instruction, input: input}"),
     )
     checkpoint = tmp_path / "projector/checkpoints/epoch=0.ckpt"
     ran(*star, NO_CALLBACKS, f"--data.augmentation.projector={checkpoint}")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fleets import make_fleet
 from lightning.pytorch.callbacks import ModelCheckpoint
-from nested import nested
+from nested import datamodule
 from plain_lightning import assert_equal, trainer
 from scripted_generator import Scripted
 from tiny_world import read_lines, table, write_rows
@@ -23,6 +23,7 @@ ROWS = [
 ]
 COLUMNS = {"instruction": "instruction", "response": "output"}
 TEMPLATE = "POST : {instruction} CHOICE :"
+SMALL = {"template": TEMPLATE, "max_tokens": 64, "val_share": 0.0, "batch_size": 2}
 NUMBER = 3
 OPTIMIZERS = {
     "FedAvg": lambda: {"algorithm": FedAvg()},
@@ -34,17 +35,9 @@ OPTIMIZERS = {
 
 def make_data(folder, model, augmentation):
     folder.mkdir(parents=True, exist_ok=True)
-    return AugmentedInstructionDataModule(
-        write_rows(folder / "rows.jsonl", ROWS),
-        **nested(
-            AugmentedInstructionDataModule,
-            private_rows=6,
-            augmentation=augmentation,
-            partition=Partition("iid", 3),
-            **{"columns": COLUMNS, "template": TEMPLATE, "tokenizer": model, "max_tokens": 64},
-            **{"val_share": 0.0, "batch_size": 2},
-        ),
-    )
+    settings = {"private_rows": 6, "augmentation": augmentation, "partition": Partition("iid", 3)}
+    settings |= {"columns": COLUMNS, "tokenizer": model, **SMALL}
+    return datamodule(AugmentedInstructionDataModule, write_rows(folder / "rows.jsonl", ROWS), **settings)
 
 
 def feddca():
@@ -67,15 +60,9 @@ def by_client(folder):
     rows = [row for name in ("private", "added") for row in read_lines(folder / f"augmentation/{name}.jsonl")]
     rows.sort(key=lambda row: row["client"])  # a client's own come first
     flat = [{"client": row["client"], **row["fields"]} for row in rows]
-    return InstructionDataModule(
-        write_rows(folder / "flat.jsonl", flat),
-        **nested(
-            InstructionDataModule,
-            columns={"client": "client", "instruction": "instruction", "response": "response"},
-            **{"partition": Partition("client"), "template": TEMPLATE, "tokenizer": "toy"},
-            **{"max_tokens": 64, "val_share": 0.0, "batch_size": 2},
-        ),
-    )
+    columns = {name: name for name in ("client", "instruction", "response")}
+    settings = {"columns": columns, "partition": Partition("client"), "tokenizer": "toy", **SMALL}
+    return datamodule(InstructionDataModule, write_rows(folder / "flat.jsonl", flat), **settings)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -84,3 +84,9 @@ def words():
         return " ".join(tokenizer.convert_ids_to_tokens([int(token) for token in ids]))
 
     return decode
+
+
+@pytest.fixture(autouse=True)
+def told(caplog):
+    """What is said of rows is kept."""
+    caplog.set_level("INFO")

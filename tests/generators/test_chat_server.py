@@ -9,16 +9,8 @@ import pytest
 from chat_stub import ChatStub, Reply, refuse, say
 from refusals import refusal
 
-from fedlight.generators.chat_server import (
-    ChatServer,
-    Sending,
-    TransientError,
-    host_of,
-    is_this_machine,
-    read_answer,
-    seconds_asked,
-    waiting_time,
-)
+from fedlight.generators import chat_server
+from fedlight.generators.chat_server import ChatServer, Sending, TransientError
 
 KEY = "sk-secret-123"
 
@@ -250,25 +242,25 @@ def test_bad_settings_are_refused(options, words):
 
 
 def test_hosts():
-    assert host_of("https://api.example.com:8443/v1/") == "api.example.com"
-    assert all(map(is_this_machine, ("localhost", "127.0.0.1", "127.8.8.8", "::1")))
-    assert not any(map(is_this_machine, ("192.168.0.1", "example.com")))
+    assert chat_server.host_of("https://api.example.com:8443/v1/") == "api.example.com"
+    assert all(map(chat_server.is_this_machine, ("localhost", "127.0.0.1", "127.8.8.8", "::1")))
+    assert not any(map(chat_server.is_this_machine, ("192.168.0.1", "example.com")))
 
 
 def test_waits_double_up_to_a_minute_and_are_never_shorter_than_asked():
-    waits = [waiting_time(tries, 1.0, None) for tries in range(9)]
+    waits = [chat_server.waiting_time(tries, 1.0, None) for tries in range(9)]
     for wait, own in zip(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60], strict=True):
         assert own <= wait <= 1.25 * own
-    assert 30 <= waiting_time(0, 1.0, 30.0) <= 30.25
+    assert 30 <= chat_server.waiting_time(0, 1.0, 30.0) <= 30.25
 
 
 def test_dates_to_come_back_at():
     soon = email.utils.formatdate(time.time() + 2000, usegmt=True)
-    assert 1900 <= seconds_asked(soon) <= 2000
-    assert [seconds_asked(text) for text in (None, "-3", "tomorrow")] == [None, 0.0, None]
+    assert 1900 <= chat_server.seconds_asked(soon) <= 2000
+    assert [chat_server.seconds_asked(text) for text in (None, "-3", "tomorrow")] == [None, 0.0, None]
 
 
 def test_an_answer_that_a_filter_took_is_empty():
-    assert read_answer(b'{"choices": [{"message": {"content": null}}]}').text == ""
+    assert chat_server.read_answer(b'{"choices": [{"message": {"content": null}}]}').text == ""
     with pytest.raises(TransientError, match="no chat completion"):
-        read_answer(b'{"error": "x"}')
+        chat_server.read_answer(b'{"error": "x"}')

@@ -15,3 +15,8 @@ def nested(kind: type, **settings: Any) -> dict[str, Any]:
                 given = {key: settings.pop(key) for key in names & {*settings}}
                 made |= {name: type(parameter.default)(**given)} if given else {}
     return {**settings, **made}
+
+
+def datamodule(kind: type, *given: Any, **settings: Any) -> Any:
+    """Make a datamodule of settings by their own names."""
+    return kind(*given, **nested(kind, **settings))

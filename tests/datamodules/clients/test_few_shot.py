@@ -70,9 +70,8 @@ def test_what_is_tested_on_asks_nothing_that_is_trained_on():
 
 
 def test_clients_are_made_of_clusters_and_tested_on_the_rest(build, caplog):
-    with caplog.at_level("INFO"):
-        partition = Partition("dirichlet", num_clients=3, alpha=0.01)
-        module = build(few_shot=few_shot(rest_as_test=30), partition=partition)
+    partition = Partition("dirichlet", num_clients=3, alpha=0.01)
+    module = build(few_shot=few_shot(rest_as_test=30), partition=partition)
     assert sum(module.client_sizes().values()) == 13
     kinds = [{kind_of(row) for row in rows} for rows in module.client_rows.values()]
     assert [len(own) for own in kinds] == [1, 1, 1]

@@ -1,4 +1,4 @@
-from nested import nested
+from nested import datamodule
 from tiny_world import write_rows
 
 from fedlight import InstructionDataModule, Partition, PreferenceDataModule
@@ -19,25 +19,19 @@ def test_instructions_are_counted_by_category(tmp_path):
     columns = {"instruction": "instruction", "response": "output", "client": "who", "category": "about"}
     settings = {"template": "POST : {instruction}\nCHOICE :", "tokenizer": "toy", "max_tokens": 64}
     settings |= {"columns": columns, "partition": Partition("client", min_size=1), "val_share": 0}
-    source = write_rows(tmp_path / "rows.jsonl", rows)
-    data = InstructionDataModule(source, **nested(InstructionDataModule, **settings))
+    data = datamodule(InstructionDataModule, write_rows(tmp_path / "rows.jsonl", rows), **settings)
     assert counted(data) == {("u", "tea"): 4, ("u", "jam"): 2, ("v", "tea"): 2, ("v", "jam"): 2}
 
 
 def test_a_vote_counts_twice_for_a_selector_and_once_for_dpo(tmp_path):
-    rows = [
-        {
-            **{"prompt": f"which roses {n} ?", "response_a": f"kind {n}", "response_b": f"rude {n}"},
-            **{"choice": "a", "client": "uv"[n > 4], "about": ABOUT[n % 2]},
-        }
-        for n in range(8)
-    ]
     names = ("prompt", "response_a", "response_b", "choice", "client")
+    votes = [(f"which roses {n} ?", f"kind {n}", f"rude {n}", "a", "uv"[n > 4]) for n in range(8)]
+    rows = [dict(zip(names, vote, strict=True), about=ABOUT[n % 2]) for n, vote in enumerate(votes)]
     columns = {**{name: name for name in names}, "category": "about"}
     source = write_rows(tmp_path / "rows.jsonl", rows)
     common = {"columns": columns, "partition": Partition("client", min_size=1), "val_share": 0.25}
     for view, each in (("selector", 2), ("dpo", 1)):
-        data = PreferenceDataModule(source, **nested(PreferenceDataModule, view=view, **common))
+        data = datamodule(PreferenceDataModule, source, view=view, **common)
         train, val = counted(data), counted(data, "val")
         both = {key: train.get(key, 0) + val.get(key, 0) for key in {*train, *val}}
         assert both == {

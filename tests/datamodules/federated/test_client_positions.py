@@ -8,13 +8,8 @@ from fedlight.datamodules.federated.client_positions import read_positions
 @pytest.mark.parametrize(
     "positions",
     [
-        [1, 3],
-        (1, 3),
-        range(1, 5, 2),
-        np.array([1, 3], np.uint8),
-        torch.tensor([1, 3], dtype=torch.int32),
-        [np.int64(1), torch.tensor(3)],
-        [False, True, False, True, False],
+        *([1, 3], (1, 3), range(1, 5, 2), [np.int64(1), torch.tensor(3)], [False, True, False, True, False]),
+        *(np.array([1, 3], np.uint8), torch.tensor([1, 3], dtype=torch.int32)),
         torch.tensor([0, 1, 0, 1, 0], dtype=torch.bool),
     ],
 )

@@ -225,18 +225,15 @@ def test_samplers_that_cannot_be_had_twice_or_have_no_end_are_refused():
         reading(sampler=Endless())
 
 
-class Buckets(Sampler):
+class Buckets(Given):
     """Batches of neighbours in length, in random order: what length bucketing does."""
 
     def __init__(self, examples, size):
         lengths = [int(examples[i][0]) for i in range(len(examples))]
-        self.batches = cut(sorted(range(len(lengths)), key=lengths.__getitem__), size)
-
-    def __len__(self):
-        return len(self.batches)
+        super().__init__(cut(sorted(range(len(lengths)), key=lengths.__getitem__), size))
 
     def __iter__(self):
-        return iter([self.batches[i] for i in torch.randperm(len(self)).tolist()])
+        return iter([self.order[i] for i in torch.randperm(len(self)).tolist()])
 
 
 def test_batch_samplers_that_mix_clients_are_refused_or_made_for_each():

@@ -105,8 +105,7 @@ def test_what_is_left_out_of_the_public_rows(build, caplog):
         {"instruction": "w13", "output": ""},
     ]
     one = Partition("iid", 1)
-    with caplog.at_level("INFO"):
-        module = build(Every(number=9), own, [public[-1], *public], max_tokens=20, partition=one)
+    module = build(Every(number=9), own, [public[-1], *public], max_tokens=20, partition=one)
     assert [row["instruction"] for row in module.augmentation.seen[1]] == ["w10", "w11", "w10"]
     assert "4 public rows of 1 source; left out: 0 repeated, 1 equal to a client's, 0 asked in" in caplog.text
     assert "1 longer than max_tokens=20" in caplog.text
@@ -156,8 +155,7 @@ def test_without_an_augmentation_clients_have_their_own_rows(build):
 
 
 def test_invented_rows(build, words, caplog):
-    with caplog.at_level("INFO"):
-        module = build(Inventor(number=2, invented=("z", "x " * 40)), public=None, max_tokens=12)
+    module = build(Inventor(number=2, invented=("z", "x " * 40)), public=None, max_tokens=12)
     assert texts(module, "c0", words)[-1] == "w30 ANSWER: z </s>"
     assert module.client_sizes() == {"c0": 5, "c1": 5}
     assert "rows: 0 asked in validation or held out, 2 longer than max_tokens=12" in caplog.text
@@ -198,8 +196,7 @@ def record(build, tmp_path):
 
 def test_the_record_saves_the_second_run_from_choosing_again(record, tmp_path, caplog):
     first = record(Every(number=2))
-    with caplog.at_level("INFO"):
-        second = record(Every(number=2))
+    second = record(Every(number=2))
     assert (first.augmentation.calls, second.augmentation.calls) == (1, 0)
     assert second.added == first.added
     assert "rows added by an earlier run with the same settings" in caplog.text
@@ -229,8 +226,7 @@ def test_the_record_saves_the_second_run_from_choosing_again(record, tmp_path, c
 )
 def test_what_changes_the_rows_is_chosen_anew(record, caplog, change, named):
     record(Every(number=2))
-    with caplog.at_level("INFO"):
-        assert record(Every(number=2), **change).augmentation.calls == 1
+    assert record(Every(number=2), **change).augmentation.calls == 1
     assert f"not used: made with other {named}\n" in caplog.text
     assert record(Every(number=2), **change).augmentation.calls == 0
 
@@ -245,8 +241,7 @@ def test_a_damaged_record_is_not_used(record, tmp_path, caplog, damage):
     record(Every(number=2))
     file = tmp_path / "record" / damage
     file.write_bytes(file.read_bytes()[:-20])
-    with caplog.at_level("INFO"):
-        assert record(Every(number=2)).augmentation.calls == 1
+    assert record(Every(number=2)).augmentation.calls == 1
     assert f"not used: {damage} is damaged" in caplog.text
 
 

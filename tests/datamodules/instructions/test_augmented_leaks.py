@@ -49,8 +49,7 @@ def test_held_out_rows_do_not_come_back_as_public_ones(build, tmp_path):
 
 
 def test_generated_rows_that_ask_the_same_are_left_out(build, caplog):
-    with caplog.at_level("INFO"):
-        module = build(AllWords(number=20), val_share=0.25, holdout=Holdout("task", ["far"]))
+    module = build(AllWords(number=20), val_share=0.25, holdout=Holdout("task", ["far"]))
     trained, scored = (questions(rows, module.tokenizer) for rows in (module.train_set, module.val_set))
     assert trained == {f"w{i}" for i in range(2, 20)} - scored
     assert {client: len(rows) for client, rows in module.added.items()} == {"c0": 16, "c1": 16}
@@ -62,7 +61,6 @@ def test_a_record_of_generated_rows_is_made_anew_when_others_are_held_out(build,
     build(AllWords(number=20), **options)
     again = build(AllWords(number=20), **options)
     assert (again.augmentation.calls, len(again.added["c0"])) == (0, 20)
-    with caplog.at_level("INFO"):
-        other = build(AllWords(number=20), holdout=Holdout("task", ["far"]), **options)
+    other = build(AllWords(number=20), holdout=Holdout("task", ["far"]), **options)
     assert len(other.added["c0"]) == 18
     assert "not used: made with other private rows, validation rows" in caplog.text

@@ -87,8 +87,7 @@ def test_answers_to_one_prompt_stay_on_one_side(build):
 def test_missing_repeated_and_too_long_rows(build, caplog):
     (first,) = make_rows(1)
     rows = [*make_rows(4), first, {**first, "output": ""}, {**first, "output": "x " * 50}]
-    with caplog.at_level("INFO"):
-        datamodule = build(rows, val_share=0.0, max_tokens=10)
+    datamodule = build(rows, val_share=0.0, max_tokens=10)
     assert len(datamodule.train_set) == 4
     assert datamodule.report.too_long == 1
     assert "7 rows, 5 examples; left out: 1 missing, 1 duplicates" in caplog.text
@@ -109,8 +108,7 @@ def test_conversations_that_end_with_the_user_are_left_out_and_counted(build, ca
     said = {"user": "w1", "assistant": "x y", "human": "w2"}
     turns = [{"role": role, "content": text} for role, text in said.items()]
     rows = [{"talk": turns[:2]}, {"talk": turns}, {"talk": [turns[2], turns[1]]}, {"talk": []}]
-    with caplog.at_level("INFO"):
-        datamodule = build(rows, columns={"instruction": "talk.:-1", "response": "talk.-1"}, val_share=0.0)
+    datamodule = build(rows, columns={"instruction": "talk.:-1", "response": "talk.-1"}, val_share=0.0)
     assert "4 rows, 2 examples; left out: 2 missing (1 end without a reply), 0 duplicates" in caplog.text
     (own,) = datamodule.client_rows.values()
     assert [(row["instruction"], row["response"]) for row in own] == [("w1", "x y"), ("w2", "x y")]

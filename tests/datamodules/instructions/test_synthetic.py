@@ -8,7 +8,6 @@ from torch import nn
 
 from fedlight import InstructionDataModule, Visit
 from fedlight.datamodules.synthesis.self_generation import NewInstructions, SelfGeneration
-from fedlight.federation.protocols import FederatedData, SynthesizesData
 
 
 @pytest.fixture
@@ -25,12 +24,6 @@ def texts(module, words, visit, round_idx=0):
 
 def line(number):
     return f"<s> POST: w{20 + number} ANSWER: {' '.join(['y'] * (number + 1))} </s>"
-
-
-def test_it_is_what_the_federation_asks_for(build):
-    module = build()
-    assert isinstance(module, SynthesizesData)
-    assert isinstance(module, FederatedData)
 
 
 def test_own_rows_and_candidates_by_split(build, words):
@@ -104,8 +97,7 @@ def test_random_choices_differ_by_round_and_by_client(build):
 def test_scores_that_are_not_finite_never_win_and_are_counted(build, words, caplog):
     module = build(keep=3)
     module.synthesize(0, ["c0"], Scorer())
-    with caplog.at_level("INFO"):
-        module.choose("c0", Scorer([float("nan"), 3.0, float("inf"), 5.0, float("nan"), float("nan")]))
+    module.choose("c0", Scorer([float("nan"), 3.0, float("inf"), 5.0, float("nan"), float("nan")]))
     assert "client c0: 4 of 6 candidates have no finite ifs" in caplog.text
     assert module.synthesis_metrics()["scores_not_finite"] == 4
     assert module.num_batches("c0", "synthetic") == 2  # three are kept, in batches of two
@@ -179,9 +171,8 @@ def test_shapes_before_the_choice_bound_those_after(build):
 
 
 def test_too_long_candidates_are_dropped_and_counted_never_cut(build, words, caplog):
-    with caplog.at_level("INFO"):
-        module = build(keep=None, max_tokens=8)
-        module.synthesize(0, ["c0", "c1"], Scorer())
+    module = build(keep=None, max_tokens=8)
+    module.synthesize(0, ["c0", "c1"], Scorer())
     assert module.num_synthetic("c0") == 3  # <s> POST: w22 ANSWER: y y y </s>
     metrics = {"tried": 9.0, "survived": 5.0, "dropped/too_long": 3.0, "scores_not_finite": 0.0}
     assert module.synthesis_metrics() == metrics
@@ -192,8 +183,7 @@ def test_too_long_candidates_are_dropped_and_counted_never_cut(build, words, cap
 
 def test_a_client_without_candidates_trains_on_its_own_rows(build, words, caplog):
     module = build(Listed(sizes=(0, 0)))
-    with caplog.at_level("INFO"):
-        module.synthesize(0, ["c0", "c1"], Scorer())
+    module.synthesize(0, ["c0", "c1"], Scorer())
     assert "2 clients have none" in caplog.text
     assert module.num_synthetic("c0") == module.num_batches("c0", "synthetic") == 0
     module.choose("c0", Scorer())

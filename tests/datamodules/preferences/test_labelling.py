@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from nested import nested
+from nested import datamodule
 from refusals import refusal
 from tiny_world import write_rows
 
@@ -87,17 +87,13 @@ def test_every_labelled_pair_is_kept_whichever_side_won():
     )
 
 
-CHOICE = "POST: {prompt} A: {response_a} B: {response_b} CHOICE:"
+CHOICE, ANSWER = "POST: {prompt} A: {response_a} B: {response_b} CHOICE:", "POST: {prompt} ANSWER:"
 
 
 @pytest.mark.parametrize("orders", ["one", "both"])
 def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
-    prompts = PromptDataModule(
-        write_rows(tmp_path / "prompts.jsonl", [{"text": "w0"}, {"text": "w1"}, {"text": "w0"}]),
-        columns={"prompt": "text"},
-        template="POST: {prompt} ANSWER:",
-        tokenizer=causal,
-    )
+    asked = write_rows(tmp_path / "prompts.jsonl", [{"text": "w0"}, {"text": "w1"}, {"text": "w0"}])
+    prompts = PromptDataModule(asked, columns={"prompt": "text"}, template=ANSWER, tokenizer=causal)
     prompts.setup("predict")
     (batch,) = prompts.predict_dataloader()
     assert batch["prompt"] == ["POST: w0 ANSWER:", "POST: w1 ANSWER:"]  # the same prompt is asked once
@@ -107,9 +103,8 @@ def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
         for prompt, fields in zip(batch["prompt"], batch["fields"], strict=True)
     ]
     source = write_rows(tmp_path / "completions.jsonl", lines)
-    pairs = CompletionPairDataModule(
-        source, orders=orders, format=Format(choice_template=CHOICE), tokenizer=causal, eval_batch_size=5
-    )
+    settings = {"format": Format(choice_template=CHOICE), "tokenizer": causal, "eval_batch_size": 5}
+    pairs = CompletionPairDataModule(source, orders=orders, **settings)
     pairs.setup("predict")
     predictions = []
     for batch in pairs.predict_dataloader():
@@ -127,14 +122,10 @@ def test_from_prompts_to_pairs_for_dpo(tmp_path, causal, words, orders):
     assert all(row[f"response_{row['choice']}"] == "good" for row in good)
     assert counts.first_won > 0 < counts.second_won
     # The labelled rows are preference data with the default column names.
-    dpo = PreferenceDataModule(
-        write_rows(tmp_path / "labelled.jsonl", rows),
-        columns={name: name for name in ("prompt", "response_a", "response_b", "choice")},
-        view="dpo",
-        format=Format(generation_template="POST: {prompt} ANSWER:"),
-        tokenizer=causal,
-        batch_size=4,
-    )
+    columns = {name: name for name in ("prompt", "response_a", "response_b", "choice")}
+    settings = {"view": "dpo", "format": Format(generation_template=ANSWER), "tokenizer": causal}
+    labelled = write_rows(tmp_path / "labelled.jsonl", rows)
+    dpo = PreferenceDataModule(labelled, columns=columns, batch_size=4, **settings)
     dpo.setup("fit")
     # Read in both orders, "bad" against "long long" is undecided: whichever is shown second is preferred.
     assert dpo.client_sizes() == {"c0": 5 if orders == "one" else 3}
@@ -149,7 +140,7 @@ def read(tmp_path, causal):
         rows = [{"prompt": prompt, "completions": completions} for prompt, completions in prompts]
         source = write_rows(tmp_path / "completions.jsonl", rows)
         settings = {"choice_template": CHOICE, "tokenizer": causal, "max_tokens": 12, **options}
-        module = CompletionPairDataModule(source, **nested(CompletionPairDataModule, **settings))
+        module = datamodule(CompletionPairDataModule, source, **settings)
         module.setup("predict")
         return module, list(module.predict_dataloader())
 
@@ -171,15 +162,14 @@ def test_pairs_too_long_are_left_out_with_their_index_kept(read):
     [("auto", [0, 0, 1, 1], "0 too long, 2 inputs cut"), (None, [1, 1], "1 too long, 0 inputs cut")],
 )
 def test_pairs_with_long_prompts_are_cut_or_left_out_and_counted(trim, indices, told, read, caplog):
-    with caplog.at_level("INFO"):
-        _, [batch] = read(("w0 " * 20, ["x", "y"]), ("w1", ["x", "y"]), trim=trim)
+    _, [batch] = read(("w0 " * 20, ["x", "y"]), ("w1", ["x", "y"]), trim=trim)
     assert sorted(batch["index"].tolist()) == indices
     assert told in caplog.text
 
 
 def test_a_reward_model_reads_each_pair_once_as_two_responses(read, words):
     rows = ("w0", ["x", "long long long", "y"]), ("w1", ["u", "long " * 20])
-    settings = {"form": "responses", "generation_template": "POST: {prompt} ANSWER:", "eval_batch_size": 2}
+    settings = {"form": "responses", "generation_template": ANSWER, "eval_batch_size": 2}
     module, batches = read(*rows, orders="one", **settings)
     assert [batch["index"].tolist() for batch in batches] == [[1, 0], [2]]  # by length; pair 3 is too long
     assert [batch["order"].tolist() for batch in batches] == [[0, 0], [0]]
@@ -199,8 +189,7 @@ def test_prompts_are_cut_left_out_and_limited(tmp_path, causal, caplog):
 
     def prompts(**options):
         module = PromptDataModule(source, template="POST: {prompt} ANSWER:", tokenizer=causal, **options)
-        with caplog.at_level("INFO"):
-            module.setup("predict")
+        module.setup("predict")
         return list(module.predict_set.datasets["prompt"])
 
     assert prompts(max_tokens=5) == ["POST: w0 w1 ANSWER:", "POST: w4 ANSWER:", "POST: w5 ANSWER:"]

@@ -3,16 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from fedlight.datamodules.preferences.opinion_rules import (
-    FACTORS,
-    JURY,
-    LONGER,
-    NOTHING,
-    STRENGTHS,
-    bradley_terry,
-    count_wins,
-    rule_accuracies,
-)
+from fedlight.datamodules.preferences import opinion_rules as rules
 
 
 def rows_of(client, *pairs):
@@ -31,13 +22,13 @@ def with_jury(rows, likes):
 def test_strengths_of_three_statements_by_hand():
     """Strengths log 4, log 2 and 0 give odds of 2 : 1, 2 : 1 and 4 : 1, which these counts have exactly."""
     wins = np.array([[0, 2, 4], [1, 0, 2], [1, 1, 0]])
-    strengths = bradley_terry(wins, penalty=0)
+    strengths = rules.bradley_terry(wins, penalty=0)
     assert np.diff(strengths) == pytest.approx([-math.log(2), -math.log(2)], abs=1e-6)
 
 
 def test_strengths_with_a_penalty_by_hand():
     """Strengths s and -s minimize log(1 + exp(-2 s)) + 2 penalty s^2 where 1 / (1 + exp(2 s)) = 2 penalty s: 2 s = log 3."""
-    strengths = bradley_terry(np.array([[0, 7], [0, 0]]), penalty=1 / (4 * math.log(3)))
+    strengths = rules.bradley_terry(np.array([[0, 7], [0, 0]]), penalty=1 / (4 * math.log(3)))
     assert strengths == pytest.approx([math.log(3) / 2, -math.log(3) / 2], abs=1e-6)
 
 
@@ -45,12 +36,15 @@ def test_sums_over_clients_are_the_counts_of_pooled_pairs():
     rng = np.random.default_rng(0)
     pairs = rng.integers(0, 6, size=(90, 2))
     clients = np.split(pairs, [20, 55])
-    assert (sum(count_wins(own, 6) for own in clients) == count_wins(pairs, 6)).all()
+    assert (sum(rules.count_wins(own, 6) for own in clients) == rules.count_wins(pairs, 6)).all()
     train = [row for n, own in enumerate(clients) for row in rows_of(f"p{n}", *own.astype(str).tolist())]
     pooled = [row | {"client": "p0"} for row in train]
     likes = {str(n): 0.5 for n in range(6)}
     test = with_jury(rows_of("p0", *rng.permutation(pairs)[:15].astype(str).tolist()), likes)
-    assert rule_accuracies(train, test)[STRENGTHS] == rule_accuracies(pooled, test)[STRENGTHS]
+    assert (
+        rules.rule_accuracies(train, test)[rules.STRENGTHS]
+        == rules.rule_accuracies(pooled, test)[rules.STRENGTHS]
+    )
 
 
 def test_each_rule_by_hand():
@@ -63,13 +57,21 @@ def test_each_rule_by_hand():
     likes = {tea: 0.25, coffee: 0.75, nap: 0.5, noise: 0.5}
     test = rows_of("t0", (tea, coffee), (nap, noise)) + rows_of("c0", (coffee, tea), (nap, noise))
     test += rows_of("new", (tea, "cocoa!!!"))
-    found = rule_accuracies(train, with_jury(test, likes | {"cocoa!!!": 0.25}))
-    assert list(found) == [NOTHING, LONGER, JURY, STRENGTHS, FACTORS]
-    assert found[NOTHING] == {"c0": 0.5, "new": 0.5, "t0": 0.5}
-    assert found[LONGER] == {"c0": 0.5, "new": 0.5, "t0": 1.0}  # tea and cocoa have 8 characters, coffee 6
-    assert found[JURY] == {"c0": 0.75, "new": 0.5, "t0": 0.25}  # nap and noise are tied
-    assert found[STRENGTHS] == {"c0": 0.5, "new": 1.0, "t0": 1.0}  # tea has won 6 of 9, cocoa was never seen
-    assert found[FACTORS] == {"c0": 1.0, "new": 1.0, "t0": 1.0}
+    found = rules.rule_accuracies(train, with_jury(test, likes | {"cocoa!!!": 0.25}))
+    assert list(found) == [rules.NOTHING, rules.LONGER, rules.JURY, rules.STRENGTHS, rules.FACTORS]
+    assert found[rules.NOTHING] == {"c0": 0.5, "new": 0.5, "t0": 0.5}
+    assert found[rules.LONGER] == {
+        "c0": 0.5,
+        "new": 0.5,
+        "t0": 1.0,
+    }  # tea and cocoa have 8 characters, coffee 6
+    assert found[rules.JURY] == {"c0": 0.75, "new": 0.5, "t0": 0.25}  # nap and noise are tied
+    assert found[rules.STRENGTHS] == {
+        "c0": 0.5,
+        "new": 1.0,
+        "t0": 1.0,
+    }  # tea has won 6 of 9, cocoa was never seen
+    assert found[rules.FACTORS] == {"c0": 1.0, "new": 1.0, "t0": 1.0}
 
 
 def test_accuracies_do_not_depend_on_the_order_of_rows():
@@ -79,6 +81,6 @@ def test_accuracies_do_not_depend_on_the_order_of_rows():
     likes = {str(n): n / 9 for n in range(9)}
     test = with_jury([row for n, pairs in enumerate(draws) for row in rows_of(f"p{n}", *pairs[:9])], likes)
     mixed = [[rows[i] for i in rng.permutation(len(rows))] for rows in (train, test)]
-    found, of_mixed = rule_accuracies(train, test), rule_accuracies(*mixed)
+    found, of_mixed = rules.rule_accuracies(train, test), rules.rule_accuracies(*mixed)
     for rule, of_clients in found.items():
         assert of_mixed[rule] == pytest.approx(of_clients)

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
+from refusals import refusal
 from tiny_world import write_rows
 
 from fedlight import Partition, PreferenceDataModule, Visit
 from fedlight.datamodules.rows import Holdout, RowsError
-from fedlight.datamodules.rows.split import Split
 
 CHOICE = "POST: {prompt} A: {response_a} B: {response_b} CHOICE:"
 ANSWER = "POST: {prompt} ANSWER:"
@@ -71,12 +71,6 @@ def test_a_pair_and_its_twin_are_never_on_both_sides(build):
         assert len(trained | scored) == len(trained) + len(scored) > max(len(trained), len(scored))
 
 
-def test_a_client_with_one_pair_is_scored_on_it(build):
-    datamodule = build(make_rows(5, clients=5))
-    assert posts(datamodule, datamodule.train_set) == posts(datamodule, datamodule.val_set)
-    assert len(datamodule.val_set) == len(datamodule.train_set) == 10
-
-
 def test_selector_batch(build):
     datamodule = build([{**make_rows(1)[0]}, {**make_rows(1)[0], "prompt": "w1 w2 w3"}], val_share=0.0)
     batch = datamodule.collate([datamodule.train_set[i] for i in (0, 2)])
@@ -134,13 +128,24 @@ def test_held_out_debates_are_tested_on_and_never_trained_on(build, tmp_path):
     assert posts(build(rows, ("test",), holdout=held), datamodule.test_set) == tested
 
 
-def test_holdout_values_that_do_not_occur(build):
-    with pytest.raises(RowsError, match=r"holdout value 't9' occurs in no row. topic has: t0, t1, t2"):
-        build(holdout=Holdout("topic", ["t9"]))
-    with pytest.raises(RowsError, match=r"no column 'debate'"):
-        build(holdout=Holdout("debate", ["t1"]))
-    with pytest.raises(RowsError, match=r"holdout.values cover every row"):
-        build(holdout=Holdout("topic", ["t*"]))
+UNKNOWN = [{**row, "response_a": f"gut{row['response_a']}", "response_b": "schlecht"} for row in make_rows()]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"holdout": Holdout("topic", ["t9"])}, "holdout value 't9' occurs in no row. topic has: t0, t1, t2"),
+        ({"holdout": Holdout("debate", ["t1"])}, "no column 'debate'"),
+        ({"holdout": Holdout("topic", ["t*"])}, "holdout.values cover every row"),
+        ({"choice_template": f"{{title}} {CHOICE}"}, "no column 'title' .* Set columns.title to one of them"),
+        ({"stages": ("test",)}, "set test_source, or holdout"),
+        ({"rows": UNKNOWN}, "67% of the text is unknown to the tokenizer"),
+        ({"stages": (), "val_share": 1.0}, r"val_share=1.0 must lie in \[0, 1\)"),  # before any work
+    ],
+)
+def test_what_cannot_be_trained_or_tested_on_is_refused(build, options, message):
+    with refusal(message):
+        build(**options)
 
 
 def test_small_clients_are_dropped_and_counted(build):
@@ -155,8 +160,7 @@ def test_too_long_votes_are_counted_and_trimmed_ones_too(build, caplog):
     rows = make_rows(3, 1)
     rows[0]["prompt"] = " ".join(f"w{i}" for i in range(30))  # loses words
     rows[1]["response_a"] = " ".join(["long"] * 30)  # cannot fit
-    with caplog.at_level("INFO"):
-        datamodule = build(rows, max_tokens=12, val_share=0.0)
+    datamodule = build(rows, max_tokens=12, val_share=0.0)
     assert (datamodule.report.too_long, datamodule.report.trimmed) == (1, 2)
     assert "1 too long and left out, 2 inputs cut" in caplog.text
     assert len(datamodule.train_set) == 4
@@ -164,21 +168,6 @@ def test_too_long_votes_are_counted_and_trimmed_ones_too(build, caplog):
         build(rows, max_tokens=5)
     with pytest.raises(RowsError, match=r"no vote fits"):
         build(rows[:1], max_tokens=12, trim=None)
-
-
-def test_a_template_s_slot_needs_a_column(build):
-    with pytest.raises(RowsError, match=r"no column 'title' .* Set columns.title to one of them"):
-        build(choice_template="{title} " + CHOICE)
-
-
-def test_nothing_to_test_on(build):
-    with pytest.raises(ValueError, match=r"set test_source, or holdout"):
-        build(stages=("test",))
-
-
-def test_bad_settings_are_refused_before_any_work():
-    with pytest.raises(ValueError, match=r"val_share=1.0 must lie in \[0, 1\)"):
-        PreferenceDataModule("none.jsonl", split=Split(val_share=1.0))
 
 
 def test_setup_twice_tokenises_once(build):
@@ -203,12 +192,6 @@ def test_validation_rows_of_their_own(build, tmp_path):
     other = write_rows(tmp_path / "val.jsonl", make_rows(6, 2))
     datamodule = build(make_rows(12), val_source=other)
     assert (len(datamodule.train_set), len(datamodule.val_set)) == (24, 12)
-
-
-def test_votes_that_the_tokenizer_does_not_know_are_refused_for_training(build):
-    rows = [{**row, "response_a": f"gut{row['response_a']}", "response_b": "schlecht"} for row in make_rows()]
-    with pytest.raises(ValueError, match="67% of the text is unknown to the tokenizer"):
-        build(rows)
 
 
 def test_batches_by_lot_do_not_depend_on_lengths(build):

@@ -37,8 +37,7 @@ def ready(source, tokenizer, **options):
 
 
 def test_prompts_that_other_rows_hold_are_left_out_and_counted(posts, excluded, causal, caplog):
-    with caplog.at_level("INFO"):
-        module = ready(posts, causal, exclude=excluded, limit=3)
+    module = ready(posts, causal, exclude=excluded, limit=3)
     # w1 and w3 are held
     assert [fields["post"] for fields in module.predict_set.datasets["fields"]] == ["w0", "w2", "w4"]
     counts = {"prompts": 3, "empty": 1, "repeated": 1, "excluded": 2, "beyond_limit": 1, "too_long": 0}

@@ -32,15 +32,9 @@ TALK = [
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("talk", "Be brief.\n\nHello\n\nHi."),
-        ("talk.-1", "Hi."),
-        ("talk.:-1", "Be brief.\n\nHello"),
-        ("talk.1:", "Hello\n\nHi."),
-        ("talk.1:2", "Hello"),
-        ("talk.3:", ""),
-        ("talk.7", ""),
-        ("shared.:-1", "Hello"),
-        ("shared.-1", "Hi."),
+        *(("talk", "Be brief.\n\nHello\n\nHi."), ("talk.-1", "Hi."), ("talk.:-1", "Be brief.\n\nHello")),
+        *(("talk.1:", "Hello\n\nHi."), ("talk.1:2", "Hello"), ("talk.3:", ""), ("talk.7", "")),
+        *(("shared.:-1", "Hello"), ("shared.-1", "Hi.")),
     ],
 )
 def test_turns_of_a_conversation_are_texts_and_parts_of_it_have_paths(path, text):

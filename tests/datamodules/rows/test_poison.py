@@ -1,4 +1,3 @@
-import logging
 from collections import Counter
 from dataclasses import replace
 
@@ -35,8 +34,7 @@ def labels(data, clients, examples):
 def test_votes_of_liars_alone_are_flipped_for_training_and_validation(form, caplog):
     settings = {"format": Format(form=form)}
     honest = votes(**settings)
-    with caplog.at_level(logging.INFO):
-        lying = votes(PoisonedVotes(liars=LIARS), **settings)
+    lying = votes(PoisonedVotes(liars=LIARS), **settings)
     liars = LIARS.among(honest.client_indices)
     assert len(liars) == 2
     assert f"2 of 6 clients lie (votes flipped): {', '.join(liars)}" in caplog.text
@@ -103,8 +101,7 @@ def with_backdoor(canaries=None, **settings):
 def test_liars_have_the_backdoor_beside_their_own_rows(caplog):
     plain = make_data(canaries=None)
     plain.setup("fit")
-    with caplog.at_level(logging.INFO):
-        data = with_backdoor()
+    data = with_backdoor()
     (liar,) = Liars(share=0.34).among(plain.client_rows)
     assert f"1 of 3 clients lie (backdoor): {liar}" in caplog.text
     for client, rows in plain.client_rows.items():

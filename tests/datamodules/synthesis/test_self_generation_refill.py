@@ -104,22 +104,3 @@ def test_a_client_that_the_first_pass_suffices_is_as_without_others_and_without_
     alone, model_alone = candidates({"b": both["b"]})
     assert alone["b"] == found["b"]
     assert set(model_alone.first) == {prompt for prompt in model.first if "pear" in prompt}
-
-
-def test_the_order_of_clients_changes_nothing_even_where_draws_depend_on_the_batch():
-    class Drawing(ScriptedModel):
-        """Each answer depends on the seed of its batch and its place there, as sampled ones do."""
-
-        def generate(self, prompts, *more, **named):
-            super().generate(prompts, *more, **named)
-            place = [str(named["seed"] + at) for at in range(len(prompts))]
-            if prompts[0].endswith("\nInput:"):
-                return [[f"Input: none\nResponse: {one}"] for one in place]
-            return [["?!?" if int(one) % 3 == 0 else f"write about thing{one}"] for one in place]
-
-    clients = {name: rows(9, words=word) for name, word in (("b", "pear"), ("a", "plum"), ("c", "figs"))}
-    synthesis = in_words(number=5, temperature=0.7, batch_size=4)
-    one = made(synthesis, clients, Drawing())
-    other = made(synthesis, dict(reversed(clients.items())), Drawing())
-    assert one == other
-    assert any(one.values())

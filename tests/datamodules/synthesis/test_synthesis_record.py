@@ -34,8 +34,7 @@ def synthesized(build, clients=("c0", "c1"), module=None, round_idx=3, sizes=(6,
 
 def test_a_second_run_makes_nothing_and_has_the_same(build, tmp_path, caplog):
     first = synthesized(build, keep=2)
-    with caplog.at_level("INFO"):
-        second = synthesized(build, keep=4)  # what is kept of them does not change what is made
+    second = synthesized(build, keep=4)  # what is kept of them does not change what is made
     assert (len(first.synthesis.calls), len(second.synthesis.calls)) == (1, 0)
     assert "round_0003.jsonl: candidates of an earlier run with the same settings and model" in caplog.text
     assert second.synthesis_metrics() == first.synthesis_metrics()
@@ -78,8 +77,7 @@ def test_dropped_texts_are_in_the_file_with_their_reasons_and_are_no_candidates(
 )
 def test_what_changes_the_candidates_makes_them_anew(build, caplog, changes, named):
     synthesized(build)
-    with caplog.at_level("INFO"):
-        again = synthesized(build, **changes)
+    again = synthesized(build, **changes)
     assert len(again.synthesis.calls) == 1
     assert "round_0003.jsonl: its candidates are not used: made with other" in caplog.text
     assert named in caplog.text.partition("made with other ")[2].splitlines()[0]
@@ -99,8 +97,7 @@ def test_a_damaged_file_is_said_and_made_anew(build, tmp_path, caplog, damage):
     file = tmp_path / "made/round_0003.jsonl"
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
-    with caplog.at_level("INFO"):
-        again = synthesized(build)
+    again = synthesized(build)
     assert len(again.synthesis.calls) == 1
     assert "its candidates are not used: damaged" in caplog.text
     assert file.read_bytes() == whole
@@ -118,45 +115,36 @@ def test_a_killed_writer_leaves_nothing_that_looks_whole(build, tmp_path, monkey
     assert len(synthesized(build).synthesis.calls) == 1
 
 
-def test_parts_of_one_round_stand_in_one_file(build, caplog):
-    first = build(Listed())
-    first.synthesize(0, ["c0"], Trained(1.0))
-    first.synthesize(0, ["c1"], Trained(2.0))
-    with caplog.at_level("INFO"):
-        again = build(Listed())
-        again.synthesize(0, ["c0"], Trained(1.0))
-        again.synthesize(0, ["c1"], Trained(2.0))
-    assert again.synthesis.calls == []
-    assert "not used" not in caplog.text
-    assert again.synthesis_metrics() == first.synthesis_metrics()
-    with caplog.at_level("INFO"):
-        other = build(Listed())
-        other.synthesize(0, ["c1"], Trained(3.0))
-    assert len(other.synthesis.calls) == 1
-    assert "made with other model state" in caplog.text
+def on_base(bits):
+    module = Trained()
+    module.base_bits = bits
+    return module
 
 
-def test_parts_on_bases_of_devices_stand_in_one_file(build, caplog):
-    def both(bits):
-        data, module = build(Listed()), Trained()
-        for client, own in zip(("c0", "c1"), bits, strict=True):
-            module.base_bits = own
-            data.synthesize(0, [client], module)
+@pytest.mark.parametrize(
+    ("make", "values", "named"),
+    [(Trained, (1.0, 2.0, 3.0), "model state"), (on_base, (16, 8, 4), "base bits")],
+)
+def test_parts_of_one_round_stand_in_one_file(build, caplog, make, values, named):
+    """Of clients with other weights, as FewFedPIT has them, and on bases of devices."""
+
+    def both(*values):
+        data = build(Listed())
+        for client, value in zip(("c0", "c1"), values, strict=True):
+            data.synthesize(0, [client], make(value))
         return data
 
-    with caplog.at_level("INFO"):
-        first, again = both((16, 8)), both((16, 8))
+    first, again = both(*values[:2]), both(*values[:2])
     assert (len(first.synthesis.calls), len(again.synthesis.calls)) == (2, 0)
     assert "not used" not in caplog.text
-    with caplog.at_level("INFO"):
-        assert len(both((16, 4)).synthesis.calls) == 1
-    assert "made with other base bits" in caplog.text
+    assert again.synthesis_metrics() == first.synthesis_metrics()
+    assert len(both(values[0], values[2]).synthesis.calls) == 1
+    assert f"made with other {named}" in caplog.text
 
 
 def test_a_file_of_another_run_for_other_clients_is_said(build, caplog):
     synthesized(build, clients=["c0"])
-    with caplog.at_level("INFO"):
-        synthesized(build, clients=["c1"], seed=1)
+    synthesized(build, clients=["c1"], seed=1)
     assert "its candidates are not used: made with other client rows, seed" in caplog.text
 
 
@@ -186,13 +174,8 @@ def test_without_a_trainer_or_a_folder_nothing_is_written(tmp_path, causal):
 def test_a_part_comes_back_as_it_was_written(tmp_path):
     record = SynthesisRecord(tmp_path)
     fields = {"instruction": "line\u2028 break\x85 é", "response": "1\n2"}
-    part = Part(
-        {"seed": 0, "client rows": "x", "nested": {"a": [1, (2,)]}},
-        ["b", "a"],
-        {"b": [Candidate(fields, 0.1)], "a": []},
-        Counter(tried=3, refusal=2),
-        Counter(fewer=1),
-    )
+    settings, candidates = {"seed": 0, "nested": {"a": [1, (2,)]}}, {"b": [Candidate(fields, 0.1)], "a": []}
+    part = Part(settings, ["b", "a"], candidates, Counter(tried=3, refusal=2), Counter(fewer=1))
     record.write(0, [part])
     found, why_not = record.find(0, part.settings, ["b", "a"])
     assert why_not == ""

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from nested import nested
+from nested import datamodule
 from tiny_world import make_model
 
 from fedlight import Partition, SFTModule
@@ -37,17 +37,16 @@ def synthesis(tries=None, min_words=1, **changes):
 
 def data(module, made_by, tmp_path, **options):
     columns = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}
-    built = SyntheticInstructionDataModule(
-        "toy:instructions?num_clients=3&client_rows=12",
-        made_by,
-        **nested(
-            SyntheticInstructionDataModule,
-            synthesis_folder=str(tmp_path / "made"),
-            **{"columns": columns, "template": TEMPLATE, "max_tokens": 128},
-            tokenizer=module.options.model,
-            **{"partition": Partition("client"), "val_share": 0.0, "batch_size": 4, **options},
-        ),
-    )
+    settings = {
+        "columns": columns,
+        "template": TEMPLATE,
+        "tokenizer": module.options.model,
+        "max_tokens": 128,
+    }
+    settings |= {"partition": Partition("client"), "val_share": 0.0, "batch_size": 4, **options}
+    settings["synthesis_folder"] = str(tmp_path / "made")
+    source = "toy:instructions?num_clients=3&client_rows=12"
+    built = datamodule(SyntheticInstructionDataModule, source, made_by, **settings)
     built.setup("fit")
     return built
 

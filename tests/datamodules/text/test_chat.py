@@ -149,10 +149,7 @@ def test_a_text_may_be_the_message():
 @pytest.mark.parametrize(
     ("template", "fault"),
     [
-        (
-            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
-            "no token that ends an answer",
-        ),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "token that ends an answer"),
         (CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"), "followed by its answer"),
         (CHATML.replace("{{ m.content }}", "{{ m.content | upper }}"), "does not show a question"),
         (CHATML + "{% generation %}{% endgeneration %}", "marks 0 parts of one answer"),

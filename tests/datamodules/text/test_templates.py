@@ -113,6 +113,10 @@ def test_a_choice_template_shows_both_answers_and_ends_with_a_colon():
         check_choice(Template("{response_a} {response_b} better?"))
 
 
+BELOW = "\nBelow is an instruction that describes "
+HEADERS = ("\n### Instruction:", "\n### Input:", "\n### Response:")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -125,23 +129,10 @@ def test_a_choice_template_shows_both_answers_and_ends_with_a_colon():
         ("# {instruction}\n\n{input}\n##", ()),  # or a solution would end before "#### 42"
         ("Read this with great care.\n{prompt}", ("\nRead this with great care.",)),
         ("toy_generation", ("\nPOST :",)),
-        (
-            "tldr_generation",
-            (
-                "\nBelow is an instruction that describes ",
-                *("\nSUBREDDIT: r/", "\nTITLE:", "\nPOST:"),
-                *("\n### Instruction:", "\n### Input:", "\n### Response:"),
-            ),
-        ),
+        ("alpaca", (BELOW, *HEADERS)),  # as of its form without input
+        ("tldr_generation", (BELOW, "\nSUBREDDIT: r/", "\nTITLE:", "\nPOST:", *HEADERS)),
     ],
 )
 def test_an_answer_ends_before_the_next_header(text, expected):
     template = Template.named(text) if text and "{" not in text else Template(text)
     assert template.stops == expected
-
-
-def test_the_form_without_input_has_the_same_headers():
-    assert Template.named("alpaca").stops == (
-        "\nBelow is an instruction that describes ",
-        *("\n### Instruction:", "\n### Input:", "\n### Response:"),
-    )

@@ -65,14 +65,6 @@ def test_a_second_run_encodes_nothing_and_loads_no_model(make, encoded, folder, 
     assert encoded == []
 
 
-def test_only_new_texts_are_encoded(make, encoded):
-    make().encode(TEXTS[:3])
-    encoded.clear()
-    vectors = make().encode(TEXTS)
-    assert sorted(text for batch in encoded for text in batch) == sorted(TEXTS[3:])
-    np.testing.assert_allclose(vectors, make(cache=None).encode(TEXTS), atol=1e-6)
-
-
 def test_an_interrupted_encoding_goes_on(make, monkeypatch):
     monkeypatch.setattr(encoders_file, "CACHED_AT_ONCE", 4)
     texts = [f"one claim {number} a" for number in range(10)]
@@ -165,14 +157,22 @@ def test_settings_that_are_refused(make, folder, tmp_path):
         SentenceEncoder(str(copy), cache=None).encode(TEXTS)
 
 
-def test_a_cached_hub_model_is_found_without_the_hub(folder, monkeypatch):
-    import huggingface_hub
+def test_an_unreachable_hub_is_one_line(monkeypatch, tmp_path):
+    def unreachable(name, local_files_only=False, **_):
+        raise FileNotFoundError("not cached") if local_files_only else ConnectionError("no route\nto host")
 
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(OSError, match=r"no folder here, .* reached \(ConnectionError\)") as caught:
+        SentenceEncoder("owner/name", cache=str(tmp_path)).encode(TEXTS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cached_hub_model_is_found_without_the_hub(folder, monkeypatch):
     def cached(name, local_files_only=False, **_):
         assert local_files_only
         return str(folder)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", cached)
     assert SentenceEncoder("owner/name").identity == SentenceEncoder(str(folder)).identity
 
 

@@ -34,10 +34,8 @@ def queries(vectors):
 def poor(vectors, monkeypatch):
     """A graph of few links that starts at ef 20: it misses much."""
     pytest.importorskip("hnswlib")
-    monkeypatch.setattr(index_file, "MIN_EFFORT", 20)
-    monkeypatch.setattr(index_file, "SEARCH_EFFORT", 1)
-    monkeypatch.setattr(index_file, "LINKS", 6)
-    monkeypatch.setattr(index_file, "BUILD_EFFORT", 20)
+    for name, value in {"MIN_EFFORT": 20, "SEARCH_EFFORT": 1, "LINKS": 6, "BUILD_EFFORT": 20}.items():
+        monkeypatch.setattr(index_file, name, value)
     return VectorIndex.build(vectors, "hnsw")
 
 
