@@ -14,12 +14,7 @@ def voted(names=("prompt", "answer_a", "answer_b", "winner", "worker"), choices=
     for worker in range(6):
         for one in range(4):
             answers = ANSWERS[one], ANSWERS[(one + 1 + worker % 2) % 4]
-            values = (
-                f"what colour is thing {one % 2} ?",
-                *answers,
-                choices[(worker + one) % 3],
-                f"w{worker}",
-            )
+            values = (f"what colour is it {one % 2} ?", *answers, choices[(worker + one) % 3], f"w{worker}")
             rows.append(dict(zip(names, values, strict=True)))
     return rows
 

@@ -10,7 +10,6 @@ from tiny_world import read_lines, write_rows
 
 from fedlight import toy
 from fedlight.cli.main import main
-from fedlight.datamodules.rows.rows import RowsError
 from fedlight.devices.measure import number_type
 from fedlight.first_config.columns import GuessError, describe
 from fedlight.first_config.draft import METHODS, Wishes, make_draft
@@ -133,13 +132,6 @@ def test_votes_are_refused_for_a_method_on_instructions(votes, capsys):
 def test_instructions_are_refused_for_a_method_on_votes(instructions):
     with pytest.raises(GuessError, match=r"two answers.*--answers COLUMN COLUMN"):
         make_draft(Wishes(instructions, "fedbis", "toy"))
-
-
-def test_an_unreadable_file_is_refused_with_its_line(tmp_path):
-    file = tmp_path / "broken.jsonl"
-    file.write_text('{"a": 1}\n{"a": \n')
-    with pytest.raises(RowsError, match=r"broken.jsonl, line 2: not valid JSON"):
-        make_draft(Wishes(str(file), model="toy"))
 
 
 def test_csv_and_parquet_are_read_as_json_is(votes, tmp_path):

@@ -9,12 +9,8 @@ from fedlight.cli.main import main
 
 PAGE = (Path(__file__).parents[2] / "docs/own_data.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"`(\w+\.(?:jsonl|csv))`:\n\n```\w+\n(.*?)```", PAGE, re.DOTALL))
-COMMANDS = [
-    line
-    for block in re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    for line in block.splitlines()
-    if line.startswith("fedlight init")
-]
+BLOCKS = "".join(re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+COMMANDS = re.findall("^fedlight init.*$", BLOCKS, re.MULTILINE)
 
 
 def test_the_page_has_files_and_commands_of_each_kind():

@@ -101,15 +101,12 @@ def trained(folder, name="train", callbacks=("AdapterExport", "GroupLog"), epoch
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("train/adapter", None),
-        ("train", None),
-        ("train/groups.csv", None),
-        ("train/checkpoints/epoch=1.ckpt", None),
+        *((f"train/{file}", None) for file in ("", "adapter", "groups.csv", "checkpoints/epoch=1.ckpt")),
+        ("shared/rows", None),
         ("train/checkpoints/epoch=2.ckpt", "has max_epochs=2, so its last checkpoint is epoch=1"),
         ("train/visits.csv", "give it the callback VisitLog"),
         ("train/answers.jsonl", "stage train does not write it"),
         ("later/adapter", "no stage before it is called 'later'"),
-        ("shared/rows", None),
     ],
 )
 def test_what_a_stage_reads_is_written_before(tmp_path, path, reason):

@@ -15,11 +15,7 @@ ROUNDS = {
     **{"trainer.max_epochs": 6, "trainer.check_val_every_n_epoch": 2, "federated.clients_per_round": 2},
     **{"federated.local_steps": 5, "data.init_args.batch_size": 4, "data.init_args.eval_batch_size": 8},
 }
-ANSWERS = {
-    "data.init_args.limit": 30,
-    "model.init_args.completions.number": 2,
-    "model.init_args.completions.max_new_tokens": 20,
-}
+ANSWERS = {"data.init_args.limit": 30, "model.init_args.completions": {"number": 2, "max_new_tokens": 20}}
 
 
 def forecast(folder, monkeypatch, **given):

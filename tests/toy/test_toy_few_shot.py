@@ -3,7 +3,6 @@ import json
 from collections import Counter
 
 import pytest
-from refusals import refusal
 
 from fedlight.generators.toy_teacher import topic_of
 from fedlight.toy import MODEL, rows
@@ -83,21 +82,6 @@ def test_exercises_are_a_function_of_the_options() -> None:
     assert all(len(row["instruction"].split("\n")) == 1 for row in rows("writing", size=20, questions=0))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sizes": 3}, "toy option 'sizes' does not exist: choose from seed, size, questions, domain, known"),
-        ({"size": 0}, "toy option size=0 must lie between 1 and"),
-        ({"known": 49}, "toy option known=49 must lie between 0 and 48"),
-        ({"questions": -1}, "toy option questions=-1 must lie between 0 and"),
-        ({"domain": "law"}, "toy option domain='law' does not exist: choose from craft, kitchen, market"),
-    ],
-)
-def test_options_that_make_no_sense(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rows("writing", **options)
-
-
 def test_unseen_rows_can_be_of_topics_as_often_as_clients_hold_them() -> None:
     private = rows("instructions", client_rows=30)
     unseen = rows("instructions", split="test", client_rows=30, held=1)
@@ -130,17 +114,3 @@ def test_an_exercise_can_ask_for_a_question_as_clients_do() -> None:
     plain, instructed = rows("writing", size=40), rows("writing", size=40, instructed=1)
     asked = [{**row, "instruction": f"{row['instruction']} YOUR POST ?\nCHOICE :"} for row in plain]
     assert instructed == asked
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"split": "test", "written": 6}, "written=6 goes with split=private, not with split=test"),
-        ({"held": 1}, "held=1 goes with split=test, not with split=private"),
-        ({"joined": 2}, "toy option joined=2 must lie between 0 and 1"),
-        ({"rule": 2}, "toy option rule=2 must lie between 0 and 1"),
-    ],
-)
-def test_options_that_do_not_go_together_or_are_no_yes_or_no(options: dict, message: str) -> None:
-    with refusal(message):
-        rows("instructions", **options)

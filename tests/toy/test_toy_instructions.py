@@ -125,19 +125,3 @@ def test_rows_are_a_function_of_the_options() -> None:
         first, again, other = (instructions(split, seed=seed, **few) for seed in (3, "3", 4))
         assert first == again != other
     assert instructions("test", domain="craft", **few) != instructions("test", domain="farm", **few)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"domains": "farm"}, "toy option 'domains' does not exist: choose from seed, split, domain"),
-        ({"domain": "law"}, "toy option domain='law' does not exist: choose from craft, kitchen, market"),
-        ({"split": "train"}, "toy option split='train' does not exist: choose from private, public, test"),
-        ({"topic_rows": "many"}, "toy option topic_rows='many' is not a number"),
-        ({"topic_rows": 501}, "toy option topic_rows=501 must lie between 1 and 500"),
-        ({"chatter": -1}, "toy option chatter=-1 must lie between 0 and"),
-    ],
-)
-def test_options_that_make_no_sense(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rows("instructions", **options)

@@ -1,22 +1,16 @@
 import random
 
 import pytest
+from refusals import refusal
 
 from fedlight.datamodules.rows.exclusion import normalize_text
+from fedlight.datamodules.rows.rows import load_rows
 from fedlight.toy import rows
 from fedlight.toy.oracle import Oracle
-from fedlight.toy.votes import (
-    COMMON,
-    NAMES_OF_ROWS,
-    OPPOSED,
-    WorldOptions,
-    group_taste,
-    population,
-    utility,
-    vote,
-)
+from fedlight.toy.votes import COMMON, OPPOSED, WorldOptions, group_taste, population, utility, vote
 from fedlight.toy.world import NAMES, PEOPLE, Traits, draw_post, draw_summary, facts_of, measure
 
+SETS = ("votes", "heldout", "prompts", "eval_prompts")
 POST = "anna bakes bread . ben reads maps . carla keeps bees . dan fixes clocks ."
 
 
@@ -75,7 +69,7 @@ def test_an_invented_fact_is_as_plausible_as_a_true_one() -> None:
     assert all(share(true) == pytest.approx(0.7, abs=0.085) for true in stated.values())
 
 
-@pytest.mark.parametrize("name", NAMES_OF_ROWS)
+@pytest.mark.parametrize("name", SETS)
 def test_rows_are_a_function_of_the_options(name: str) -> None:
     options = {"num_clients": 5, "votes_per_client": 10, "size": 20}
     first = rows(name, seed=3, **options)
@@ -84,7 +78,7 @@ def test_rows_are_a_function_of_the_options(name: str) -> None:
 
 
 def test_the_sets_share_no_post() -> None:
-    posts = [{normalize_text(row["prompt"]) for row in rows(name)} for name in NAMES_OF_ROWS]
+    posts = [{normalize_text(row["prompt"]) for row in rows(name)} for name in SETS]
     assert len(set.union(*posts)) == sum(map(len, posts))
     assert min(map(len, posts)) > 100
     assert not posts[0] & {normalize_text(row["prompt"]) for row in rows("heldout", seed=1)}
@@ -157,20 +151,31 @@ def test_simple_rules_are_clearly_worse_than_the_oracle(heldout: list[dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("source", "message"),
     [
-        ({"sed": 1}, "toy option 'sed' does not exist: choose from seed, num_clients"),
-        ({"seed": "one"}, "toy option seed='one' is not a number"),
-        ({"opposition": 2}, r"toy option opposition=2.* between 0 and 1"),
-        ({"num_clients": 0}, "num_clients=0"),
-        ({"noise": -1}, "noise=-1"),
+        ("vote", "toy rows 'vote' do not exist: choose from votes, heldout"),
+        ("votes?sed=1", "toy option 'sed' does not exist: choose from seed, num_clients"),
+        ("votes?seed=one", "toy option seed='one' is not a number"),
+        ("votes?opposition=2", r"toy option opposition=2.* between 0 and 1"),
+        ("votes?num_clients=0", "num_clients=0"),
+        ("votes?noise=-1", "noise=-1"),
+        ("instructions?domains=farm", "toy option 'domains' does not exist: choose from seed, split, domain"),
+        ("instructions?domain=law", "toy option domain='law' does not exist: choose from craft, kitchen"),
+        ("instructions?split=train", "split='train' does not exist: choose from private, public, test"),
+        ("instructions?topic_rows=many", "toy option topic_rows='many' is not a number"),
+        ("instructions?topic_rows=501", "toy option topic_rows=501 must lie between 1 and 500"),
+        ("instructions?chatter=-1", "toy option chatter=-1 must lie between 0 and"),
+        ("writing?sizes=3", "toy option 'sizes' does not exist: choose from seed, size, questions, domain"),
+        ("writing?size=0", "toy option size=0 must lie between 1 and"),
+        ("writing?known=49", "toy option known=49 must lie between 0 and 48"),
+        ("writing?questions=-1", "toy option questions=-1 must lie between 0 and"),
+        ("writing?domain=law", "toy option domain='law' does not exist: choose from craft, kitchen"),
+        ("instructions?split=test&written=6", "written=6 goes with split=private, not with split=test"),
+        ("instructions?held=1", "held=1 goes with split=test, not with split=private"),
+        ("instructions?joined=2", "toy option joined=2 must lie between 0 and 1"),
+        ("instructions?rule=2", "toy option rule=2 must lie between 0 and 1"),
     ],
 )
-def test_bad_options_are_named(options: dict[str, float | str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rows("votes", **options)
-
-
-def test_unknown_rows_are_named() -> None:
-    with pytest.raises(ValueError, match="toy rows 'vote' do not exist: choose from votes, heldout"):
-        rows("vote")
+def test_bad_options_are_named(source: str, message: str) -> None:
+    with refusal(message):
+        load_rows(f"toy:{source}")
