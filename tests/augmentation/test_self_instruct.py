@@ -1,7 +1,11 @@
+import json
+import re
+
 import pytest
 from refusals import refusal
-from scripted_generator import CLIENTS, Scripted, made, unlike
+from scripted_generator import CLIENTS, Scripted, made, rows, unlike
 
+from fedlight.augmentation.self_instruct.prompts import extract_instruction, extract_response
 from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
 from fedlight.augmentation.self_instruct.tries import REASONS, ClientTries, next_tries
 from fedlight.datamodules.instructions.augmentation import Added
@@ -146,3 +150,124 @@ def test_turns():
     assert turns == [("a", 0), ("b", 0), ("a", 1), ("a", 2)]
     assert len(next_tries(clients, 2)) == 2
     assert next_tries([], 2) == []
+
+
+def test_the_prompts_are_those_of_figure_7_and_show_a_clients_own_rows_alone():
+    generator = Scripted()
+    SelfInstruct(2, generator).augment(CLIENTS, [], seed=0)
+    words = re.compile(
+        r"You are asked to come up with instructions\. Don't repeat instructions in examples\. Here are some "
+        r"examples:\sInstruction 1: Tell about (\w+)\.\sInstruction 2: Tell about (\w+)\.\sProvide a new instruction below:"
+    )
+    own = [{"apples", "pears", "plums"}, {"mars", "venus"}] * 2
+    for prompt, topics in zip(generator.instructions, own, strict=True):
+        shown = words.fullmatch(prompt).groups()
+        assert set(shown) <= topics
+        assert shown[0] != shown[1]
+    words = re.compile(
+        r"Example 1:\sInstruction: Tell about (\w+)\.\sResponse: All of (\w+)\.\s\sGenerate the response of this "
+        r"instruction, Instruction: (\w+ \w+ \w+)"
+    )
+    for number, (prompt, topics) in enumerate(zip(generator.responses, own, strict=True)):
+        one, other, new = words.fullmatch(prompt).groups()
+        assert one == other
+        assert one in topics
+        assert new == unlike(number)
+
+
+def test_instruction_and_input_are_shown_together_and_braces_are_text():
+    own = [{"instruction": "Add {x}.", "input": "1, {2}", "response": "{3}", "category": "math"}]
+    generator = Scripted()
+    found = SelfInstruct(1, generator).augment({"c": own}, [], seed=0)
+    assert generator.instructions[0].count("Add {x}.\n1, {2}\n") == 2  # of one row there is no other
+    assert "Instruction: Add {x}.\n1, {2}\nResponse: {3}\n" in generator.responses[0]
+    assert list(found["c"][0].fields) == ["instruction", "input", "response"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "instruction"),
+    [
+        ("Name a planet.", "Name a planet."),
+        ("**Instruction 3:** Name a planet.", "Name a planet."),
+        ("\nInstruction 3: Name a planet.\nInstruction 4: Name a star.", "Name a planet."),
+        ("New instruction: Name a planet.\n\nResponse: Mars.", "Name a planet."),
+        ("Name\na planet.\n### Instruction:\nName a star.", "Name\na planet."),
+        ("Instruction 3:", ""),
+        ("Write an instruction: short.", "Write an instruction: short."),
+    ],
+)
+def test_instructions_in_answers(answer, instruction):
+    assert extract_instruction(answer) == instruction
+
+
+@pytest.mark.parametrize(
+    ("answer", "response"),
+    [
+        ("Response: Mars.", "Mars."),
+        ("Mars.\n\nExample 2:\nInstruction: Name a star.\nResponse: Vega.", "Mars."),
+        ("Two cases.\nExample 1: a\nExample 2: b", "Two cases.\nExample 1: a\nExample 2: b"),
+        ("# Mars\n### Size\nsmall", "# Mars\n### Size\nsmall"),
+        ("Mars.\nInstruction: Name a star.", "Mars."),
+    ],
+)
+def test_responses_in_answers(answer, response):
+    assert extract_response(answer) == response
+
+
+def test_a_run_that_was_killed_goes_on_and_makes_what_it_would_have_made(tmp_path):
+    def write(number):
+        return "" if number % 4 == 1 else unlike(number)
+
+    whole = SelfInstruct(9, Scripted(write), batch_size=4, folder=str(tmp_path / "whole"))
+    expected = whole.augment(CLIENTS, [], seed=0)
+    dying = Scripted(write, fail_after=7)  # three batches of two calls, and the instructions of the fourth
+    with pytest.raises(OSError, match="gone"):
+        SelfInstruct(9, dying, batch_size=4, folder=str(tmp_path / "own")).augment(CLIENTS, [], seed=0)
+    assert len(dying.instructions) == 16
+    going_on = Scripted(lambda number: write(12 + number))
+    again = SelfInstruct(9, going_on, batch_size=4, folder=str(tmp_path / "own"))
+    assert again.augment(CLIENTS, [], seed=0) == expected
+    assert going_on.draws == whole.generator.draws[6:]
+    assert len(going_on.instructions) == len(whole.generator.instructions) - 12
+    assert again.record() == whole.record()
+    (one,), (other,) = ((tmp_path / name).iterdir() for name in ("own", "whole"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_run_that_is_given_again_asks_nothing(tmp_path):
+    options = {"folder": str(tmp_path)}
+    first = SelfInstruct(3, Scripted(), **options).augment(CLIENTS, [], seed=0)
+    silent = Scripted(fail_after=0)
+    assert SelfInstruct(3, silent, **options).augment(CLIENTS, [], seed=0) == first
+    assert not silent.calls
+
+
+@pytest.mark.parametrize("change", ["seed", "number", "rows", "limit", "generator"])
+def test_whoever_changes_anything_begins_anew(change, tmp_path):
+    class Other(Scripted):
+        pass
+
+    SelfInstruct(3, Scripted(), folder=str(tmp_path)).augment(CLIENTS, [], seed=0)
+    generator = Other() if change == "generator" else Scripted()
+    number, limit = 4 if change == "number" else 3, 0.6 if change == "limit" else 0.7
+    clients = {**CLIENTS, "c1": rows("saturn", "venus")} if change == "rows" else CLIENTS
+    trying = SelfInstruct(number, generator, max_rouge_l=limit, folder=str(tmp_path))
+    trying.augment(clients, [], seed=int(change == "seed"))
+    assert generator.calls
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_torn_last_line_is_made_again_and_a_damaged_one_before_is_refused(tmp_path):
+    options = {"batch_size": 2, "folder": str(tmp_path)}
+    expected = SelfInstruct(3, Scripted(), **options).augment(CLIENTS, [], seed=0)
+    (file,) = tmp_path.iterdir()
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 4
+    assert json.loads(lines[0])["class"] == "SelfInstruct"
+    file.write_bytes(b"".join(lines[:3]) + lines[3][:-9])
+    again = Scripted(lambda number: unlike(4 + number))
+    assert SelfInstruct(3, again, **options).augment(CLIENTS, [], seed=0) == expected
+    assert (len(again.instructions), file.read_bytes()) == (2, b"".join(lines))
+    file.write_bytes(b"".join([lines[0], b"[1]\n", *lines[2:]]))
+    with pytest.raises(ValueError, match="line 2 is damaged; delete the lines from there on"):
+        SelfInstruct(3, Scripted(), **options).augment(CLIENTS, [], seed=0)

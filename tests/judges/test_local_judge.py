@@ -9,7 +9,6 @@ from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.judges.duels import made_judge
 from fedlight.judges.local_judge import LocalJudge, likeliest
 from fedlight.judges.pairwise import WORDS, pairwise_prompt
-from fedlight.judges.rule_judges import LengthJudge
 from fedlight.modules.sft import SFTModule
 
 FIELDS = [{"prompt": f"{name} bakes bread ."} for name in ("anna", "ben", "gina", "finn", "anna", "ben")]
@@ -140,9 +139,3 @@ def test_a_template_reaches_the_judge_as_it_was_written(question):
 def test_equal_probabilities_tie():
     said = [-1, -1, -2], [-1, -2, -1], [-3, -3, -1], [-2, -1, -3]
     assert [*map(likeliest, said)] == [0.5, 0.5, 0.5, 0]
-
-
-def test_the_longer_answer_wins():
-    longer = made_judge({"class_path": "LengthJudge"})
-    assert isinstance(longer, LengthJudge)
-    assert longer.verdicts([{}] * 3, ["ab ", "a", ""], ["ab", "abc", "x"]) == [0.5, 0, 0]

@@ -8,6 +8,7 @@ from tiny_world import read_lines, write_rows
 
 from fedlight import AugmentedInstructionDataModule, Partition, Visit
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation
+from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError
 
 TEMPLATE = "POST: {instruction} ANSWER:"
@@ -257,3 +258,66 @@ def test_rows_that_a_clients_rows_choose_are_not_by_lot(build):
     with refusal(r"what Every learns from a client's rows: leave data\.augmentation out"):
         build(Every()).draw_by_lot()
     build(None).draw_by_lot()
+
+
+@pytest.mark.parametrize(
+    ("public_columns", "column", "setting"),
+    [
+        ({"instruction": "task", "response": "output"}, "task", "public_columns"),
+        ([{"instruction": "task", "response": "output"}], "task", "public_columns.0"),
+        (None, "question", "public_columns"),
+    ],
+)
+def test_the_setting_of_a_missing_public_column_is_named(build, public_columns, column, setting):
+    own = [{"question": f"w{i}", "output": "x"} for i in range(4)]
+    columns = {"instruction": "question", "response": "output"}
+    with pytest.raises(RowsError, match=rf"no column '{column}'.*Set {setting}.instruction to one of them"):
+        build(Every(1), own, columns=columns, public_columns=public_columns)
+
+
+NEAR_AND_FAR = [
+    {"instruction": f"w{i}", "output": "x", "task": "far" if i < 2 else "near"} for i in range(10)
+]
+FAR = Holdout("task", ["far"])
+
+
+class AllWords(Augmentation):
+    """Gives every client, whatever it has, a row for each of the questions w0 to w19: invented, or the public one."""
+
+    calls = 0
+
+    def __init__(self, invents):
+        super().__init__(number=50)
+        self.invents, self.needs_public = invents, not invents
+
+    def augment(self, clients, public, seed):
+        self.calls += 1
+        invented = [Added({"instruction": f"w{i}", "response": "y"}) for i in range(20)]
+        rows = invented if self.invents else [Added(fields, row) for row, fields in enumerate(public)]
+        return dict.fromkeys(clients, rows)
+
+
+@pytest.mark.parametrize("invents", [False, True])
+def test_what_is_held_out_or_asked_in_validation_comes_back_neither_as_public_nor_as_generated_rows(
+    build, invents, caplog
+):
+    public = None if invents else [{"instruction": f"w{i}", "output": "y"} for i in range(20)]
+    module = build(AllWords(invents), NEAR_AND_FAR, public, val_share=0.25, holdout=FAR)
+    trained, scored = (
+        {module.tokenizer.decode(part[i]["ids"]).split()[2] for i in range(len(part))}
+        for part in (module.train_set, module.val_set)
+    )
+    assert trained == {f"w{i}" for i in range(2, 20)} - scored
+    assert {client: len(rows) for client, rows in module.added.items()} == {"c0": 16, "c1": 16}
+    if invents:
+        assert "of the generated rows: 8 asked in validation or held out, 0 longer than" in caplog.text
+    else:
+        assert (module.public.asked, module.public.private, len(scored)) == (4, 0, 2)
+
+
+def test_a_record_of_generated_rows_is_made_anew_when_others_are_held_out(record, caplog):
+    record(AllWords(True), NEAR_AND_FAR, None)
+    again = record(AllWords(True), NEAR_AND_FAR, None)
+    assert (again.augmentation.calls, len(again.added["c0"])) == (0, 20)
+    assert len(record(AllWords(True), NEAR_AND_FAR, None, holdout=FAR).added["c0"]) == 18
+    assert "not used: made with other private rows, validation rows" in caplog.text

@@ -90,11 +90,6 @@ def test_the_two_readings_agree_where_every_client_sends_as_many_centres_as_ther
         assert select_centers(clusters, seed) == select_centers(clusters, seed, "keep_n_minus_i")
 
 
-def test_the_first_gives_its_largest_and_later_ones_drop_by_their_turn():
-    similarities, sizes = np.array([0.0, 0.9, 0.5, 0.7]), np.array([10, 40, 30, 20])
-    assert [choose(similarities, sizes, turn) for turn in range(6)] == [1, 2, 2, 0, 0, 0]
-
-
 def test_ties():
     # equally large: less similar
     assert choose(np.array([0.5, 0.2, 0.9]), np.array([7, 7, 7]), dropped=0) == 1
