@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refusal
 from tiny_world import write_rows
 
 from fedlight import AugmentedInstructionDataModule, HashedEncoder, InstructionDataModule, Partition
@@ -120,6 +121,34 @@ def test_two_settings_that_say_the_same_are_refused(build, options, message):
 def test_numbers_out_of_range_are_refused(name, value):
     with pytest.raises(ValueError, match=rf"few_shot.{name}={value} must be at least"):
         few_shot(**{name: value})
+
+
+EVEN = [{"prompt": f"{KINDS[i % 3]} w{30 + i % 7}", "output": f"w{i}", "kind": "k"} for i in range(60)]
+LABELS = PseudoLabels(HashedEncoder(256), 3)
+
+
+def test_rows_of_a_kind_get_one_label():
+    labels = LABELS.label(EVEN, seed=0)
+    assert len({*zip(labels, map(kind_of, EVEN), strict=True)}) == 3
+    assert set(labels) == {"k0", "k1", "k2"}
+    assert labels == LABELS.label(EVEN, seed=0)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 100.0])
+def test_clients_are_made_of_labels(build, alpha):
+    module = build(EVEN, partition=Partition("dirichlet", num_clients=3, alpha=alpha), pseudo_labels=LABELS)
+    kinds = [{kind_of(row) for row in rows} for rows in module.client_rows.values()]
+    assert sum(map(len, kinds)) == (3 if alpha < 1 else 9)
+    assert module.report.split.single_category_clients == (3 if alpha < 1 else 0)
+
+
+def test_labels_and_a_column_are_refused(build):
+    with refusal(r"columns.category=kind and pseudo_labels both define"):
+        build(columns={"category": "kind"}, pseudo_labels=LABELS)
+    with refusal(r"pseudo_labels.number=1"):
+        PseudoLabels(HashedEncoder(8), 1)
+    with refusal(r"or pseudo_labels to make categories"):
+        build(partition=Partition("dirichlet", num_clients=3))
 
 
 MEDQUAD = Path(os.environ.get("FEDLIGHT_SHARED", "/nowhere")) / "data/medquad/medquad.jsonl.gz"
