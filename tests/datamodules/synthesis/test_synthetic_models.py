@@ -1,9 +1,11 @@
+from contextlib import contextmanager
+
 import pytest
 import torch
 from nested import datamodule
 from tiny_world import make_model
 
-from fedlight import Partition, SFTModule
+from fedlight import Lora, Partition, SFTModule
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule, score_candidates
 from fedlight.datamodules.synthesis.prompts import InstructionPrompt, ResponsePrompt, SelfGenerationPrompts
 from fedlight.datamodules.synthesis.self_generation import NewInstructions, NewResponses, SelfGeneration
@@ -37,13 +39,8 @@ def synthesis(tries=None, min_words=1, **changes):
 
 def data(module, made_by, tmp_path, **options):
     columns = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}
-    settings = {
-        "columns": columns,
-        "template": TEMPLATE,
-        "tokenizer": module.options.model,
-        "max_tokens": 128,
-    }
-    settings |= {"partition": Partition("client"), "val_share": 0.0, "batch_size": 4, **options}
+    settings = {"columns": columns, "template": TEMPLATE, "partition": Partition("client"), "val_share": 0.0}
+    settings |= {"tokenizer": module.options.model, "max_tokens": 128, "batch_size": 4, **options}
     settings["synthesis_folder"] = str(tmp_path / "made")
     source = "toy:instructions?num_clients=3&client_rows=12"
     built = datamodule(SyntheticInstructionDataModule, source, made_by, **settings)
@@ -156,3 +153,49 @@ def test_scores_are_those_of_transformers_own_loss_one_by_one(module, tmp_path, 
         conditional, alone = loss(module, prompt, response), loss(module, "", response)
         expected = {"ppl": torch.tensor(conditional).exp()}.get(score, conditional / alone)
         assert value == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("base", ["plain", "int8"])  # of int8 one client writes after the other
+def test_candidates_are_those_of_one_client_after_the_other(base, tiny_model, tmp_path):
+    module = SFTModule(tiny_model, base=base, dtype="fp32", lora=Lora(rank=2, dropout=0.1))
+    module.configure_model()
+
+    def made_in(name):
+        return data(module, synthesis(batch_size=3, temperature=3.0), tmp_path / name, keep=2)
+
+    calls, write = [], module.causal_lm.generate
+    module.causal_lm.generate = lambda **inputs: calls.append(len(inputs["input_ids"])) or write(**inputs)
+    generator = torch.Generator().manual_seed(1)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    states = [{name: torch.randn(value.shape, generator=generator) / 4 for name, value in before.items()}] * 2
+
+    @contextmanager
+    def holding(state):
+        module.load_state_dict(before | state)
+        yield
+        module.load_state_dict(before)
+
+    one, other = made_in("one"), made_in("other")
+    states = dict(zip(one.client_sizes(), [*states, {}], strict=True))
+    for client, state in states.items():
+        with holding(state):
+            one.synthesize(2, [client], module)
+    alone = len(calls)
+    calls.clear()
+    stream = torch.get_rng_state()
+    other.synthesize_by_own_models(2, states, module, holding)
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert alone > 6
+    assert len(calls) == alone if base == "int8" else len(calls) < 0.6 * alone
+
+    [file] = (tmp_path / "one/made").iterdir()
+    assert (tmp_path / "other/made" / file.name).read_bytes() == file.read_bytes()
+    assert len({str(part.candidates) for part in other._parts}) == 3
+    assert one.synthesis_metrics() == other.synthesis_metrics()
+    assert {client: other.num_synthetic(client) for client in states} == dict.fromkeys(states, 2)
+
+    calls.clear()
+    again = made_in("other")
+    again.synthesize_by_own_models(2, states, module, holding)  # read
+    assert not calls
+    assert again.synthesis_metrics() == one.synthesis_metrics()

@@ -5,6 +5,7 @@ import pytest
 from habits import CHATML, HABITS, LLAMA_3, Habit, make_tokenizer
 from refusals import refusal
 from tiny_world import write_rows
+from transformers import AutoTokenizer
 
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.datamodules.text.chat import Chat, read_turns, write_turns
@@ -14,6 +15,7 @@ from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.evaluation.tasks.multiple_choice import MultipleChoice
 from fedlight.modules.language.generation import encode_prompts
 from fedlight.modules.language.scoring import encode_pairs
+from fedlight.pretrained.named import find_pretrained
 
 ROW = {"instruction": "Are there two", "input": "or one?"}
 ANSWER = "Yes, two."
@@ -204,3 +206,17 @@ def test_a_task_asks_each_model_in_its_own_chat_template(tmp_path):
         _, [example], [prompt] = task.read(SimpleNamespace(tokenizer=tokenizer))
         assert prompt == Template.named("chat").for_tokenizer(tokenizer).render(example.fields).text
         assert task.read()[2] == [prompt]
+
+
+def test_smollm2_reads_the_tokens_of_transformers_and_learns_its_answers():
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(find_pretrained("smollm2-135m-instruct", "model"))
+    except OSError as error:
+        pytest.skip(str(error))
+    said = ("user", "2+2?"), ("assistant", "4"), ("user", "Now 3+3?"), ("assistant", "It is 6.")
+    whole = [turn(role, content) for role, content in said]
+    fields = {"messages": write_turns(whole[:-1])}
+    encoded = encode(tokenizer, fields, "It is 6.", columns=["messages"], taught_turns="all")
+    assert encoded.table[0].tolist() == by_transformers(tokenizer, whole)
+    taught = encoded.table[0][encoded.taught[0] == 1].tolist()
+    assert tokenizer.decode(taught) == "4<|im_end|>It is 6.<|im_end|>"
