@@ -3,13 +3,17 @@ import pytest
 from habits import HABITS, make_tokenizer
 from nested import nested
 from refusals import refusal
+from tiny_world import write_rows
 
 from fedlight import InstructionDataModule, PreferenceDataModule, PromptDataModule
 from fedlight.callbacks.scores.sample_answers import choose
+from fedlight.datamodules.instructions.task_data import TaskDataModule
 from fedlight.datamodules.preferences.format import Format
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.split import Split
+from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.datamodules.text.chat import read_turns, write_turns
+from fedlight.evaluation.tasks.exact_match import ExactMatch
 
 CHAT = HABITS["adds bos, bos in the template"]  # an answer's text ends with its end token
 
@@ -113,6 +117,19 @@ def test_prompts_are_conversations_up_to_the_answer(chatty):
     example = data.predict_set[0]
     assert example["prompt"] == asked(talk(1))
     assert example["fields"] == {"messages": write_turns(rows[0]["messages"])}
+
+
+def test_a_task_asks_as_training_does(chatty, tmp_path):
+    fields = ("Two?", "", "Yes."), ("Is", "one", "No.")
+    rows = [dict(zip(("instruction", "input", "output"), row, strict=True)) for row in fields]
+    file, settings = write_rows(tmp_path / "rows.jsonl", rows), {"tokenizer": chatty, "max_tokens": 200}
+    source = TaskRows(file, columns={"response": "output"}, template="chat")
+    one = TaskDataModule({"t": ExactMatch(source)}, loss=True, **settings)
+    other = InstructionDataModule(file, split=Split(test_source=file), template="chat", **settings)
+    for data in (one, other):
+        data.setup("test")
+    [batch], [expected] = one.test_dataloader(), other.test_dataloader()
+    assert all(batch[name].tolist() == expected[name].tolist() for name in expected)
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused_before_the_rows_are_read(causal):
