@@ -74,13 +74,13 @@ def received(size, folder, model=Wide, **settings):
 
 def test_a_process_receives_no_more_where_there_are_more_of_them(tmp_path):
     """The ring sends the two digits of a sum twice; the rest is rows of visits and names, small beside them."""
-    found = {size: received(size, tmp_path / str(size)) for size in (2, 8)}
+    found = {size: received(size, tmp_path / str(size)) for size in (2, 4, 8, 16)}
     for size in found:
         assert 8 * NUMBERS < found[size]["sums"] < 2 * 2 * 8 * (NUMBERS + 10) * 1.5, found
         assert found[size]["messages"] < 0.1 * found[size]["sums"], found
 
 
-@pytest.mark.parametrize("size", [2, 10])
+@pytest.mark.parametrize("size", [2, 5, 10])
 @pytest.mark.parametrize("make", [CoordinateMedian, Krum])
 def test_a_process_receives_its_share_of_each_update_and_the_result(tmp_path, monkeypatch, make, size):
     """``(K - k) D / N`` of K clients, of which it trains k, with updates of D bytes, and ``(N - 1) / N`` of the result."""
