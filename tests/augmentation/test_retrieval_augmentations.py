@@ -6,8 +6,10 @@ import pytest
 from plain_lightning import trainer as make_trainer
 from refusals import refusal
 from thread_team import on_team
+from tiny_world import write_rows
 
 from fedlight.augmentation import DirectRetrieval, FedDCA, FedDCAStar, RandomSampling, retrieval
+from fedlight.augmentation.overlap import overlap, retrieval_overlap
 from fedlight.augmentation.retrieval import compute_centers
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors import Encoder, HashedEncoder, recall, vector_index
@@ -301,3 +303,29 @@ def test_the_record_knows_a_projector_by_its_content(projector, tmp_path):
 def test_a_projector_for_other_encoders_is_refused(projector):
     with refusal(r"is for encoders of 64 and 96 dimensions, but client_encoder has 64 and"):
         FedDCAStar(ENCODER, ENCODER, projector, 5).augment(CLIENTS, PUBLIC, 0)
+
+
+def write_added(folder, rows):
+    folder.mkdir()
+    lines = [
+        {"client": client, "rank": rank, "row": row, "score": 0.5, "source": "x", "fields": {"prompt": "p"}}
+        for client, numbers in rows.items()
+        for rank, row in enumerate(numbers)
+    ]
+    write_rows(folder / "added.jsonl", lines)
+    return str(folder)
+
+
+def test_records_are_compared_client_by_client(tmp_path):
+    reference = write_added(tmp_path / "large", {"u": [4, 5, 6, 7], "v": [1, 2]})
+    same = write_added(tmp_path / "same", {"v": [2, 1], "u": [7, 6, 5, 4]})
+    other = write_added(tmp_path / "other", {"u": [4, 9], "v": [4, 5]})
+    assert retrieval_overlap(same, reference) == 1.0
+    assert retrieval_overlap(other, reference) == 0.125  # a quarter for u, nothing for v
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with refusal("no client has rows in the reference"):
+        overlap({"u": [1]}, {"u": []})
+    with refusal(r"added\.jsonl: there is no such file: give the augmentation_folder"):
+        retrieval_overlap(str(tmp_path), str(tmp_path))
