@@ -52,8 +52,11 @@ def test_a_stage_and_what_it_reads_from(run_small, tmp_path, only, wanted):
     assert f"seed 0, {wanted[-1]}: done" in outcome.out
 
 
-def test_what_is_behind_all_seeds_and_the_others_are_done_later(run_small, tmp_path):
+def test_what_is_behind_all_seeds(run_small):
     assert "".join(run_small("--only", "g")[1]) == "acacfg"
+
+
+def test_the_others_are_done_later(run_small, tmp_path):
     run_small("--seeds", "1", "--only", "d")
     assert "".join(run_small()[1]) == "abcdecefg"
     assert len(json.loads((tmp_path / "out/results.json").read_text())["rows"]) == 2
