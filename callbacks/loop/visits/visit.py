@@ -469,7 +469,10 @@ def adjust_gradients(
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     stepped = {name: p for name, p in parameters.items() if id(p) in held and p.requires_grad}
     for open_visit in visits:
-        gradients = {name: p.grad for name, p in stepped.items() if p.grad is not None}
+        # Terms of an algorithm are dense, so it is given no sparse gradient.
+        gradients = {name: p.grad.to_dense() for name, p in stepped.items() if p.grad is not None}
+        if not gradients:  # training_step gave None, and the step is left out
+            continue
         with_one = [*gradients]
         algorithm.adjust_gradients(open_visit.visiting, stepped, gradients)
         for name in {*with_one, *gradients}:

@@ -56,6 +56,9 @@ class FedProx(Algorithm):
         if self.mu == 0:
             return
         received, anchors = visiting.received, visiting.notes
+        # A layer that a step leaves out is pulled back from where the steps before have moved it.
+        left_out = [name for name in anchors if name in parameters and name not in gradients]
+        gradients |= {name: torch.zeros_like(parameters[name]) for name in left_out}
         held = [name for name in gradients if name in received]
         if not held:  # as of an algorithm around this one that has taken out the only gradient
             return

@@ -23,6 +23,15 @@ def test_only_what_was_received_and_has_a_gradient_is_held():
     assert parameters["w"].item() == 6.0
 
 
+def test_a_layer_that_a_step_leaves_out_is_pulled_back_from_where_it_has_moved():
+    prox = FedProx(mu=0.5)
+    visiting = prox.start_visit(VISIT, CLIENT, {"w": torch.tensor([1.0]), "still": torch.tensor([1.0])})
+    prox.adjust_gradients(visiting, {"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])})
+    gradients = {}
+    prox.adjust_gradients(visiting, {"w": torch.tensor([5.0]), "still": torch.tensor([1.0])}, gradients)
+    assert {name: value.item() for name, value in gradients.items()} == {"w": 0.5 * (5 - 1)}
+
+
 def test_visits_under_way_at_once_have_anchors_of_their_own():
     prox = FedProx(mu=1.0)
     visits = {a: prox.start_visit(VISIT, CLIENT, {"w": torch.tensor([a])}) for a in (1.0, 4.0)}

@@ -384,6 +384,34 @@ def test_accumulation_that_a_callback_changes_unannounced_is_refused():
         federate(callbacks=[Changes()])
 
 
+@pytest.mark.parametrize("algorithm", [FedProx(mu=0.1), Scaffold()])
+def test_a_step_without_a_loss_is_left_out_whatever_the_algorithm_adds_to_gradients(algorithm):
+    class EverySecond(Regression):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) if batch_idx % 2 else None
+
+    _, loop = federate(model=seeded(EverySecond), local_steps=4, algorithm=algorithm)
+    assert [row["steps"] for row in loop.visit_records] == [2, 2, 2]
+
+
+class Embedding(Regression):
+    """Looks up a vector by the sign of a feature, with sparse gradients or dense ones."""
+
+    def __init__(self, sparse):
+        super().__init__(optimizer="SGD", dropout=0.0)
+        self.vectors = nn.Embedding(2, 4, sparse=sparse)
+
+    def training_step(self, batch, batch_idx):
+        shifted = batch[0] + self.vectors((batch[0][:, 0] > 0).long())
+        return nn.functional.mse_loss(self.net(shifted), batch[1])
+
+
+@pytest.mark.parametrize("algorithm", [FedProx, Scaffold])
+def test_an_algorithm_changes_sparse_gradients_like_dense_ones(algorithm):
+    sparse, dense = (federate(model=seeded(Embedding, s), algorithm=algorithm())[0] for s in (True, False))
+    torch.testing.assert_close(weights(sparse), weights(dense))
+
+
 def run(algorithm=None, scale=2.0**18, rounds=3, fused=None):
     """A scale of 2**18 overflows in the first steps; one of 2**4 never does."""
 
