@@ -323,7 +323,9 @@ class LoaderByClient:
         is_read_here = self._loader.num_workers == 0
         for number, batch in enumerate(self._batches(visit, self._round_idx)):
             seed = derive_seed(*self._purpose(visit), number)
-            yield SeededBatch(batch, seed, is_read_here) if isinstance(batch, list) else batch
+            yield (
+                SeededBatch(batch, seed, is_read_here) if isinstance(batch, list) else ForWorker(batch, seed)
+            )
 
     def _purpose(self, visit: Visit) -> tuple[int | str, ...]:
         return *self._reading.seeds, visit.asked_in(self._round_idx), visit.client_id, "read"
@@ -351,6 +353,25 @@ class SeededBatch(list[int]):
         if self.is_read_here or get_worker_info() is not None:
             seed_streams(self.seed)
         return super().__iter__()
+
+
+class ForWorker(int):
+    """Position that is a batch of its own, for a worker: where it arrives, just before it is read, it seeds the streams."""
+
+    seed: int
+
+    def __new__(cls, position: int, seed: int) -> "ForWorker":
+        self = super().__new__(cls, position)
+        self.seed = seed
+        return self
+
+    def __reduce__(self) -> Any:
+        return _seeded, (int(self), self.seed)
+
+
+def _seeded(position: int, seed: int) -> int:
+    seed_streams(seed)
+    return position
 
 
 class JoinedBatch(list[int]):

@@ -350,8 +350,9 @@ class Noisy(torch.utils.data.Dataset):
         return X[i] + torch.rand(1), Y[i]
 
 
+@pytest.mark.parametrize("batch_size", [4, None])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_random_transforms_depend_on_the_clients_own_visit_alone(num_workers):
+def test_random_transforms_depend_on_the_clients_own_visit_alone(num_workers, batch_size):
     """Not on who is visited before, nor on what a worker that persists has read in earlier rounds."""
 
     def read(clients, rounds=2):
@@ -362,8 +363,7 @@ def test_random_transforms_depend_on_the_clients_own_visit_alone(num_workers):
                 visit = loop.rounds_done, loop.visit.client_id
                 seen.setdefault(visit, []).append(batch[0].flatten().tolist())
 
-        workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
-        loader = DataLoader(Noisy(), batch_size=4, **workers)
+        loader = DataLoader(Noisy(), batch_size, num_workers=num_workers, persistent_workers=num_workers > 0)
         loop = FederatedLoop(clients_per_round=len(clients), local_steps=2)
         trainer(rounds, [ByClient(lambda _: clients), loop, Watch()]).fit(Line(), loader)
         return seen
@@ -371,7 +371,7 @@ def test_random_transforms_depend_on_the_clients_own_visit_alone(num_workers):
     both, alone = read(HALVES), read({"b": HALVES["b"]})
     assert {visit: batches for visit, batches in both.items() if visit[1] == "b"} == alone
     values = [value for batches in both.values() for batch in batches for value in batch]
-    assert len({value % 1 for value in values}) == len(values) == 2 * 2 * 2 * 4
+    assert len({value % 1 for value in values}) == len(values) == 2 * 2 * 2 * (batch_size or 1)
 
 
 @pytest.mark.parametrize(
