@@ -374,7 +374,11 @@ class AveragedBuffers(BufferPolicy):
     def attach(self, run: Any) -> None:
         super().attach(run)
         self._travel = frozenset(persistent(self._module))
-        sent = {name: value for name, value in self._module.named_buffers() if name in self._travel}
+        sent = {
+            name: torch.view_as_real(value) if value.is_complex() else value
+            for name, value in self._module.named_buffers()
+            if name in self._travel
+        }
         self.num_bytes = serialized_bytes(sent)  # of all, to know it before the round
         self.sums = ExactSums()
         self._examples: dict[str, int] = {}

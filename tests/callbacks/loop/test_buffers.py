@@ -197,6 +197,23 @@ def test_the_mean_of_a_buffer_that_started_at_infinity():
     assert torch.equal(model.least, (total / sum(SIZES[client] for client in least)).float())
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_the_mean_of_a_complex_buffer(dtype):
+    class Turned(Regression):
+        def __init__(self):
+            super().__init__(**PLAIN | {"norm": False})
+            self.register_buffer("turned", torch.zeros(4, dtype=dtype))
+
+        def training_step(self, batch, batch_idx):
+            self.turned = (batch[0].sum(0) * (1 + 2j)).to(dtype)
+            return super().training_step(batch, batch_idx)
+
+    model, _, seen = run(rounds=1, model=Turned(), parts=[AveragedBuffers()])
+    last = {client: batches[-1][0].sum(0) for (_, client), batches in seen.batches.items()}
+    total = sum(SIZES[client] * value.double() * (1 + 2j) for client, value in last.items())
+    torch.testing.assert_close(model.turned, (total / sum(SIZES[client] for client in last)).to(dtype))
+
+
 class Late(Regression):
     """Makes its buffer when it first trains."""
 
