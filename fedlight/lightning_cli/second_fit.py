@@ -65,14 +65,17 @@ class FitFolder:
                 f"--ckpt_path FILE, {REMEDY}"
             )
         done = last is not None and last.get("state") == "done"
-        if not done:
-            self.checkpoint = newest_checkpoint(self._own_checkpoints(), self._federated)
-            if self.checkpoint is None:
-                self.said = f"{self.folder}: the run was stopped without a checkpoint, so it starts over"
-                return True
         changes = self.made.differences()
         raised = _raised_epochs(changes)
-        if changes and raised is None:
+        is_other = bool(changes) and raised is None
+        if not done:
+            own = self._own_checkpoints()
+            self.checkpoint = newest_checkpoint(own, self._federated)
+            # Those of a federated run fit none without a federation, and are not to be lost.
+            if self.checkpoint is None and not (own and is_other):
+                self.said = f"{self.folder}: the run was stopped without a checkpoint, so it starts over"
+                return True
+        if is_other:
             raise ValueError(
                 f"{self.folder} has a {'finished' if done else 'stopped'} run with other settings "
                 f"({in_words(changes)}): give the same, {REMEDY}"

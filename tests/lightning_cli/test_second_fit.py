@@ -128,6 +128,15 @@ def test_other_settings_are_refused_with_each_difference_and_both_remedies(run, 
         again(settings(epochs=2)).has_work()
 
 
+def test_checkpoints_of_a_federation_are_not_lost_to_a_run_without_one(run, settings):
+    files = run("stopped")
+    pooled = FitFolder(files[0].parents[1], settings() | {"federated": None}, files)
+    with pytest.raises(
+        ValueError, match=rf"has a stopped run with other settings \(federated.*\): .* {REMEDY}"
+    ):
+        pooled.has_work()
+
+
 def test_with_more_epochs_a_finished_run_goes_on(run, settings):
     (checkpoint,) = run()
     found = again(settings(epochs=5))
