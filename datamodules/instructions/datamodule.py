@@ -49,7 +49,7 @@ class InstructionDataModule(FederatedDataModule):
             rows: a list of mappings from column to value, a DataFrame of pandas or a Dataset of ``datasets``.
         columns: columns of ``response``, the template's slots, ``client`` and ``category``; an empty name for a column that
             is not to be read. A name that it leaves out, except ``category``, is read from the column of the same name, a
-            response from Alpaca's ``output`` or from ``response``.
+            response from Alpaca's ``output`` or from ``response``; of the slots, ``input`` alone needs no column.
         template: a name or a text with slots; see `fedlight.datamodules.text.templates`. With ``chat``, the column
             ``messages`` holds whole conversations.
         tokenizer: hub name or folder, or ``"toy"``.

@@ -44,7 +44,7 @@ def read_instructions(
     """
     named = [*template.slots, *["client"][:by_client]]
     defaults = {"response": RESPONSE_COLUMNS, **{name: [name] for name in named}}
-    optional = {*named} - {*template.required}
+    optional = {"input", *OWNERS} & {*named} - {*template.required}
     if whole := MESSAGES in named and not columns.get("response"):
         defaults["response"] = [columns.get(MESSAGES) or MESSAGES]
     columns = complete_columns(columns, raw, defaults, optional)

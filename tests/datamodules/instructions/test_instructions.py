@@ -104,6 +104,13 @@ def test_held_out_rows(build):
         build(stages=("test",))
 
 
+def test_a_slot_without_a_column_is_refused_unless_it_is_said_to_have_none(build):
+    about = "About {tpic}: {instruction}"
+    with refusal(r"no column 'tpic' .*Set columns\.tpic to one of them"):
+        build(template=about)
+    assert len(build(template=about, columns={"tpic": ""}, val_share=0.0).train_set) == 24
+
+
 def test_conversations_that_end_with_the_user_are_left_out_and_counted(build, caplog):
     said = {"user": "w1", "assistant": "x y", "human": "w2"}
     turns = [{"role": role, "content": text} for role, text in said.items()]
