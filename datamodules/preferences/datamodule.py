@@ -19,7 +19,7 @@ from fedlight.datamodules.instructions.reports import SetupReport, padding_share
 from fedlight.datamodules.preferences.baselines import describe
 from fedlight.datamodules.preferences.features import FeatureExamples, collate_features, make_encoder
 from fedlight.datamodules.preferences.format import Format, encode_comparisons
-from fedlight.datamodules.rows.columns import complete_columns, value_at
+from fedlight.datamodules.rows.columns import REPLIES, complete_columns, value_at
 from fedlight.datamodules.rows.given import GivenRows, Source, refuse_too_long
 from fedlight.datamodules.rows.poison import PoisonedVotes
 from fedlight.datamodules.rows.rows import load_rows
@@ -34,7 +34,7 @@ from fedlight.datamodules.text.examples import (
     collate_preferred,
     collate_responses,
 )
-from fedlight.datamodules.text.templates import Template, check_choice
+from fedlight.datamodules.text.templates import Template, check_choice, check_prompt
 from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
@@ -290,6 +290,7 @@ class PreferenceDataModule(FederatedDataModule):
             check_choice(template)
         else:
             template = Template.named(format.generation_template, self.columns, asks="prompt")
+            check_prompt(template, REPLIES)
         return template.trimming(format.trim)
 
 

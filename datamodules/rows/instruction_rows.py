@@ -16,7 +16,7 @@ from fedlight.datamodules.rows.columns import Columns, check_columns, complete_c
 from fedlight.datamodules.rows.fields import OWNERS, make_question_key, make_row_key
 from fedlight.datamodules.rows.given import GivenRows, RowsError
 from fedlight.datamodules.text.chat import read_turns, write_turns
-from fedlight.datamodules.text.templates import MESSAGES, Template
+from fedlight.datamodules.text.templates import MESSAGES, Template, check_prompt
 from fedlight.support.types import Fields, Rows
 
 RESPONSE_COLUMNS = ("output", "response")
@@ -51,6 +51,8 @@ def read_instructions(
     columns = {name: path for name, path in columns.items() if path or name not in OWNERS}
     # All sources in one order.
     columns = {name: columns.get(name, "") for name in (*template.slots, *columns)}
+    answer = columns["response"]
+    check_prompt(template, {name for name, path in columns.items() if path == answer} - {MESSAGES})
     check_columns(raw, {name: path for name, path in columns.items() if path}, str(source), setting)
     needed = {*template.required, "response", *OWNERS} & set(columns)
     rows = [

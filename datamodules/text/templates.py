@@ -342,6 +342,15 @@ def check_choice(template: Template) -> None:
         )
 
 
+def check_prompt(template: Template, answers: Container[str]) -> None:
+    """Raise ValueError where a prompt shows the answer that follows it; ``answers`` are the names of answers."""
+    if shown := next((slot for slot in _list_slots(template.text) if slot in answers), None):
+        raise ValueError(
+            f"the template has the slot {{{shown}}}, so each prompt would show its answer, which follows it by itself: "
+            "leave the slot out"
+        )
+
+
 def _find_text(name: str) -> str:
     if name in ("toy_choice", "toy_generation"):
         from fedlight.toy import world

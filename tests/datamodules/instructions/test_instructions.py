@@ -1,6 +1,7 @@
 from contextlib import nullcontext
 
 import pytest
+from refusals import refusal
 
 from fedlight import InstructionDataModule, Partition
 from fedlight.datamodules.rows import Holdout, RowsError
@@ -102,6 +103,12 @@ def test_held_out_rows(build):
     assert len(datamodule.test_set) == 12
     with pytest.raises(ValueError, match="no rows to test on"):
         build(stages=("test",))
+
+
+@pytest.mark.parametrize("slot", ["response", "output"])
+def test_a_prompt_that_would_show_its_answer_is_refused(build, slot):
+    with refusal(rf"slot {{{slot}}}, so each prompt would show its answer.*leave the slot out"):
+        build(template=f"{{instruction}}\nANSWER: {{{slot}}}")
 
 
 def test_a_slot_without_a_column_is_refused_unless_it_is_said_to_have_none(build):

@@ -138,6 +138,14 @@ UNKNOWN = [{**row, "response_a": f"gut{row['response_a']}", "response_b": "schle
         ({"holdout": Holdout("debate", ["t1"])}, "no column 'debate'"),
         ({"holdout": Holdout("topic", ["t*"])}, "holdout.values cover every row"),
         ({"choice_template": f"{{title}} {CHOICE}"}, "no column 'title' .* Set columns.title to one of them"),
+        (
+            {"view": "dpo", "generation_template": "{prompt} {chosen}"},
+            "{chosen}, so each prompt would show its answer",
+        ),
+        (
+            {"view": "dpo", "generation_template": "{response_a}{prompt}"},
+            "{response_a}, so each prompt would show",
+        ),
         ({"stages": ("test",)}, "set test_source, or holdout"),
         ({"rows": UNKNOWN}, "67% of the text is unknown to the tokenizer"),
         ({"stages": (), "val_share": 1.0}, r"val_share=1.0 must lie in \[0, 1\)"),  # before any work
