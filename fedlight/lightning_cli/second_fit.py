@@ -69,10 +69,10 @@ class FitFolder:
         raised = _raised_epochs(changes)
         is_other = bool(changes) and raised is None
         if not done:
-            own = self._own_checkpoints()
-            self.checkpoint = newest_checkpoint(own, self._federated)
+            files = self._own_checkpoints()
+            self.checkpoint = newest_checkpoint(files, self._federated)
             # Those of a federated run fit none without a federation, and are not to be lost.
-            if self.checkpoint is None and not (own and is_other):
+            if self.checkpoint is None and not (files and is_other):
                 self.said = f"{self.folder}: the run was stopped without a checkpoint, so it starts over"
                 return True
         if is_other:
