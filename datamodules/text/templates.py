@@ -144,7 +144,7 @@ class Template:
         message of ``chat`` follows from the columns of the rows, as far as they are known, else from ``asks``.
 
         Raises:
-            ValueError: ``name`` is neither a known name nor a text with slots.
+            ValueError: ``name`` is neither a known name nor a text with named slots.
 
         Examples:
             >>> Template.named("Claim: {prompt}").trim
@@ -160,6 +160,8 @@ class Template:
             return replace(inner, is_chat=True)
         text = name if "{" in name else _find_text(name)
         slots = _list_slots(text)
+        if any(slot == "" for _, slot, _, _ in Formatter().parse(text)):
+            raise ValueError(f"template={name!r} has {{}}, a slot without a name: name it, as in {{prompt}}")
         trim = next((slot for slot in TRIM_ORDER if slot in slots), None)
         if name in ("alpaca", "alpaca_joined"):
             return cls(text, trim, without=cls(ALPACA_NO_INPUT, "instruction"))

@@ -96,6 +96,8 @@ def test_braces_in_the_data_are_text():
 
 def test_a_text_of_your_own_and_unknown_names():
     assert Template.named("{a} or {b}?").render({"a": "1", "b": "2"}).text == "1 or 2?"
+    with refusal(r"has \{\}, a slot without a name: name it, as in \{prompt\}"):
+        Template.named("Q: {}")
     with refusal(r"template='tdlr_choice' is not one of alpaca"):
         Template.named("tdlr_choice")
 
