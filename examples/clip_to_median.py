@@ -23,6 +23,8 @@ class ClipToMedian(Part):
 
     def before_step(self, run, group, optimizer):
         held = [p for settings in optimizer.param_groups for p in settings["params"] if p.grad is not None]
+        if not held:  # training_step gave None
+            return
         self.norms.append(norm := torch.nn.utils.get_total_norm([p.grad for p in held]).item())
         most = self.times * median_low(self.norms)
         torch.nn.utils.clip_grads_with_norm_(held, most, torch.tensor(norm))

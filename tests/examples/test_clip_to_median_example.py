@@ -54,6 +54,13 @@ def test_a_wide_bound_changes_nothing_and_clients_in_one_batch_are_refused():
         ClipToMedian().enter(None, type("Group", (), {"beside": object()}), None)
 
 
+def test_a_step_without_a_loss_counts_for_no_median():
+    part = ClipToMedian()
+    part.norms = []
+    part.before_step(None, None, torch.optim.SGD([torch.zeros(1)], lr=1.0))
+    assert (part.norms, part.partial()) == ([], (0, 0))
+
+
 @pytest.mark.slow
 def test_two_processes_clip_alike(tmp_path):
     def run(size):
