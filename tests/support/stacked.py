@@ -135,5 +135,7 @@ def tiny_sft(model, batch_size=4, lr=0.05):
 
     lora = adapters.Lora(rank=2, dropout=0.1)
     module = SFTModule(model, lora=lora, dtype="fp32", optimizer=Optimization(name="SGD"), lr=lr)
-    settings = {"view": "sft", "tokenizer": model, "max_tokens": 128, "split": Split(val_share=0)}
-    return module, PreferenceDataModule(VOTES, batch_size=batch_size, **settings)
+    data = PreferenceDataModule(
+        VOTES, view="sft", tokenizer=model, max_tokens=128, batch_size=batch_size, split=Split(val_share=0)
+    )
+    return module, data

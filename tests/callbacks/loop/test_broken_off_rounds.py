@@ -43,8 +43,9 @@ def test_a_checkpoint_from_after_validation_goes_on_with_a_longer_or_an_empty_ro
     def run(ckpt_path=None):
         devices = make_fleet(tmp_path / "devices", **MOODY) if fleet else None
         loop = FederatedLoop(clients_per_round=2 if fleet else 3, fleet=devices)
-        keep = {"filename": "{epoch}", "save_top_k": -1, "save_on_train_epoch_end": False}
-        save = ModelCheckpoint(tmp_path / "saved", **keep)
+        save = ModelCheckpoint(
+            tmp_path / "saved", filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=False
+        )
         model, data = module(), FederatedWrapper(Numbers(), ten_clients)
         fit = trainer(7, [loop, save], enable_checkpointing=True, default_root_dir=tmp_path)
         fit.fit(model, data, ckpt_path=ckpt_path, weights_only=True)

@@ -419,6 +419,10 @@ def test_local_only_clients_have_models_of_their_own_whole():
     parts = [LocalBuffers()]
     _, loop, _ = run(3, algorithm=LocalOnly(), clients_per_round=10, clients=even, parts=parts)
     for client in ("c0", "c9"):
-        only = {"clients": lambda d, client=client: {client: even(d)[client]}, "clients_per_round": 1}
-        alone, own, _ = run(3, **only, parts=[LocalBuffers()])
+        alone, own, _ = run(
+            3,
+            clients=lambda d, client=client: {client: even(d)[client]},
+            clients_per_round=1,
+            parts=[LocalBuffers()],
+        )
         assert_equal(loop.own_state(client), state_of(alone) | own.own_state(client))

@@ -133,9 +133,18 @@ def fitted(model, rounds, order, joins, folder, every=None, ckpt_path=None, **lo
 @pytest.mark.parametrize("order", [1, -1])
 def test_resumed_before_and_after_it_joins_equals_the_uninterrupted_run(tmp_path, order):
     def run(folder, ckpt_path=None):
-        parts = {"algorithm": Scaffold(), "server": FedAvgM(beta=0.5)}
-        loop = {"clients_per_round": 6, "local_steps": 2, **parts}
-        return fitted(transfer(), 5, order, 2, folder, ckpt_path=ckpt_path, **loop)
+        return fitted(
+            transfer(),
+            5,
+            order,
+            2,
+            folder,
+            ckpt_path=ckpt_path,
+            algorithm=Scaffold(),
+            server=FedAvgM(beta=0.5),
+            clients_per_round=6,
+            local_steps=2,
+        )
 
     whole = run(tmp_path / "whole")
     for epoch in range(4):
@@ -160,8 +169,10 @@ def test_saved_inside_the_round_in_which_it_joins_resumes_before_it(tmp_path, mo
         monkeypatch.setattr(HeldState.__init__, "__defaults__", (0.0,))
 
     def run(folder, ckpt_path=None):
-        loop = {"clients_per_round": 2, "local_steps": 2}
-        return fitted(seeded(Falling), 3, order, 1, folder, every=1, ckpt_path=ckpt_path, **loop)
+        model = seeded(Falling)
+        return fitted(
+            model, 3, order, 1, folder, every=1, ckpt_path=ckpt_path, clients_per_round=2, local_steps=2
+        )
 
     whole = run(tmp_path / "whole")
     for step in ("5", "6", "7") if large else ("1", "5", "6", "7", "10"):
@@ -195,8 +206,14 @@ def test_an_algorithm_looks_at_an_optimizer_that_took_the_place_of_another():
 def test_local_training_takes_in_what_joined_and_keeps_it_with_the_client():
     """All ten clients in each round: a client's model is its own, the backbone from the second round on."""
     memory = ClientMemories()
-    loop = {"clients_per_round": 10, "algorithm": LocalOnly(), "memory": memory}
-    start, found, rounds = recorded(rounds=3, model=transfer(), after=[unfreezing(1)], **loop)
+    start, found, rounds = recorded(
+        rounds=3,
+        clients_per_round=10,
+        model=transfer(),
+        algorithm=LocalOnly(),
+        memory=memory,
+        after=[unfreezing(1)],
+    )
     assert_close(found, start)
     for client in ten_clients(None):
         now = dict(start)

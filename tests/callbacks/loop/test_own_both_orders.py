@@ -58,10 +58,16 @@ def test_after_local_training(tmp_path):
         for a, b in shown
     ]
     source, encoder = write_rows(tmp_path / "votes.jsonl", rows), make_encoder(tmp_path / "encoder")
-    own = {"columns": {name: name for name in rows[0]}, "format": Format(form="pair", pair_template="")}
-    sizes = {"max_tokens": 64, "batch_size": 4, "eval_batch_size": 3}
-    split = Split(test_source=source, val_share=0)
-    data = PreferenceDataModule(source, split=split, tokenizer=encoder, **own, **sizes)
+    data = PreferenceDataModule(
+        source,
+        split=Split(test_source=source, val_share=0),
+        columns={name: name for name in rows[0]},
+        format=Format(form="pair", pair_template=""),
+        tokenizer=encoder,
+        max_tokens=64,
+        batch_size=4,
+        eval_batch_size=3,
+    )
     sgd = Optimization(name="SGD")
     module = SelectorModule(encoder, head="classifier", dtype="fp32", optimizer=sgd, lr=2.0)
     loop = FederatedLoop(LocalOnly(), clients_per_round=2, local_steps=4)

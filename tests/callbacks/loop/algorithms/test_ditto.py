@@ -44,8 +44,10 @@ def test_rounds_equal_algorithm_1_written_out(options, personal_epochs, loop):
     """Two of four clients a round; the term is one of the gradient, which for plain SGD is that of eq. 2."""
     seen, module = Recorder(), TwoParts("SGD", **options)
     start, lengths = weights(module), {"": 3, "personal": 3 * personal_epochs}
-    more = {"algorithm": Ditto(LAMBDA, personal_epochs, "normalized"), "callbacks": [seen], **loop}
-    *_, made = fit(module, Points(), rounds=4, clients_per_round=2, **more)
+    algorithm = Ditto(LAMBDA, personal_epochs, "normalized")
+    *_, made = fit(
+        module, Points(), rounds=4, clients_per_round=2, algorithm=algorithm, callbacks=[seen], **loop
+    )
     visits = [own for of_round in seen.visits.values() for own in of_round]
     assert all(len(batches) == lengths[visit.part] for visit, batches in visits)
     state, own = written_out(module, start, seen.visits, loop.get("channel"))

@@ -134,8 +134,8 @@ def in_pairs(batches):
 def test_batches_are_accumulated_for_the_part_that_is_trained():
     seen, module = Recorder(), TwoParts()
     start = weights(module)
-    more = {"settings": {"accumulate_grad_batches": 2}, "callbacks": [seen]}
-    fit(module, Points(), rounds=1, algorithm=FedRep(weighting="normalized"), **more)
+    algorithm, settings = FedRep(weighting="normalized"), {"accumulate_grad_batches": 2}
+    fit(module, Points(), rounds=1, algorithm=algorithm, callbacks=[seen], settings=settings)
     rounds = {0: [(visit, in_pairs(batches)) for visit, batches in seen.visits[0]]}
     close(some(weights(module), BODY), written_out(module, start, rounds)[0])
 

@@ -49,7 +49,8 @@ def source(tmp_path_factory):
 
 def test_two_rounds(source, tmp_path, caplog):
     """Sampled, any text is taken for an answer: most candidates survive, and are trained on apart from the own rows."""
-    writers = NewInstructions(max_new_tokens=16, tries=NUMBER), NewResponses(max_new_tokens=24, tries=1)
+    instructions = NewInstructions(max_new_tokens=16, tries=NUMBER)
+    responses = NewResponses(max_new_tokens=24, tries=1)
     data = SyntheticInstructionDataModule(
         source=source,
         columns={"instruction": "instruction", "input": "input", "response": "output"},
@@ -60,7 +61,9 @@ def test_two_rounds(source, tmp_path, caplog):
         split=Split(val_share=0),
         batch_size=8,
         keep=NUMBER // 2,
-        synthesis=SelfGeneration(NUMBER, *writers, temperature=1.0, keep_cut=True, prompts=ANY_ANSWER),
+        synthesis=SelfGeneration(
+            NUMBER, instructions, responses, temperature=1.0, keep_cut=True, prompts=ANY_ANSWER
+        ),
     )
     visits = []
 
