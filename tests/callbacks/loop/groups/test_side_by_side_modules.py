@@ -55,8 +55,8 @@ def test_every_module_under_every_algorithm(algorithm, kind, tiny_model):
 def test_adamw_with_dropout_and_clipping(kind, tiny_model):
     """Masks follow from a client's batch, so they are those that it has alone."""
     made = partial(make, kind, tiny_model, "AdamW", 1e-3, lora=Lora(rank=2, dropout=0.2))
-    more = {"local_steps": 2, "settings": {"gradient_clip_val": 0.5}}
-    both_ways(made, partial(votes, kind, tiny_model), 4, most=1e-4, tolerance=1e-4, **more)
+    data, clip = partial(votes, kind, tiny_model), {"gradient_clip_val": 0.5}
+    both_ways(made, data, 4, most=1e-4, tolerance=1e-4, local_steps=2, settings=clip)
 
 
 def selectors(model, number, rounds, algorithm):

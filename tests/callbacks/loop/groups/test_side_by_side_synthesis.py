@@ -26,11 +26,11 @@ def test_visits_side_by_side_are_on_what_each_client_has_chosen(name, tiny_model
         SyntheticInstructionDataModule, **SETTINGS, **made, partition=Partition("client"), val_share=0.0
     )
     source = "toy:instructions?num_clients=3&client_rows=6"
-    settings = {"lr": 0.02, "dtype": "fp32", "optimizer": Optimization(name="SGD")}
 
     def run(at_once):
         data = SyntheticInstructionDataModule(source, **copy.deepcopy(made))
-        module = SFTModule(tiny_model, lora=Lora(dropout=0.1, rank=2), **settings)
+        lora, sgd = Lora(dropout=0.1, rank=2), Optimization(name="SGD")
+        module = SFTModule(tiny_model, lr=0.02, dtype="fp32", lora=lora, optimizer=sgd)
         loop = {"clients_per_round": 3, "local_steps": 2, "algorithm": ALGORITHMS[name]()}
         return fit(module, data, at_once, settings={"default_root_dir": tmp_path / str(at_once)}, **loop)
 
