@@ -7,7 +7,6 @@ from torch import nn
 from fedlight.devices import BatchShape, Chance, Device, StepCost, Trace
 from fedlight.devices.forecast import Remedy, Workload, forecast, remedies
 
-KIB = 1024
 
 
 class Meter:

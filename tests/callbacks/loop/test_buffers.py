@@ -209,7 +209,7 @@ def test_the_mean_of_a_complex_buffer(dtype):
             return super().training_step(batch, batch_idx)
 
     model, _, seen = run(rounds=1, model=Turned(), parts=[AveragedBuffers()])
-    last = {client: batches[-1][0].sum(0) for (_, client), batches in seen.batches.items()}
+    last = {client: batches[-1][0].sum(0) for client, batches in of_round(seen, 0).items()}
     total = sum(SIZES[client] * value.double() * (1 + 2j) for client, value in last.items())
     torch.testing.assert_close(model.turned, (total / sum(SIZES[client] for client in last)).to(dtype))
 
