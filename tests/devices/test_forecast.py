@@ -8,7 +8,6 @@ from fedlight.devices import BatchShape, Chance, Device, StepCost, Trace
 from fedlight.devices.forecast import Remedy, Workload, forecast, remedies
 
 
-
 class Meter:
     """A token takes 10 bytes of activations and 10^9 FLOPs; computed twice, half the bytes and half as many FLOPs more.
 
