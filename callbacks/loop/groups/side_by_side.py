@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import lightning as L
 import torch
 from lightning.pytorch.utilities import GradClipAlgorithmType
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedlight.callbacks.loop.fitted_step import take_examples
@@ -155,6 +155,7 @@ class SideBySide:
         """Let an algorithm change the gradients of each client, of the parameters that an optimizer holds."""
         held_by_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
         left_out: Counter[Tensor] = Counter()  # stacked parameters, by identity
+        added: dict[nn.Parameter, dict[int, Tensor]] = {}  # those without a gradient -> place -> the client's
         for place, visiting in enumerate(self._visits):
             names = {name for name, held in self._stack.hosts(place).items() if id(held) in held_by_optimizer}
             parameters = {name: p for name, p in self._stack.parameters(place).items() if name in names}
@@ -166,11 +167,8 @@ class SideBySide:
                 if gradient is None:
                     continue
                 if name not in slices:
-                    raise refusal(
-                        f"{type(algorithm).__name__} gives {name} a gradient, which has none in the step, so the clients "
-                        "beside would be stepped as well"
-                    )
-                if gradient is not slices[name]:
+                    added.setdefault(self._stack.hosts(place)[name], {})[place] = gradient
+                elif gradient is not slices[name]:
                     slices[name].copy_(gradient)  # a view of the stacked gradient
         for parameter, clients in left_out.items():
             if clients < len(self._visits):
@@ -180,6 +178,13 @@ class SideBySide:
                     "for none"
                 )
             parameter.grad = None
+        for parameter, by_place in added.items():
+            if len(by_place) < len(self._visits):
+                raise refusal(
+                    f"{type(algorithm).__name__} gives {self._name_of(parameter)} a gradient, which has none in the step, "
+                    "so the clients beside would be stepped as well"
+                )
+            parameter.grad = torch.stack([by_place[place] for place in range(len(by_place))])
 
     def _name_of(self, parameter: Tensor) -> str:
         return next(name for name, held in self._stack.hosts(0).items() if held is parameter)

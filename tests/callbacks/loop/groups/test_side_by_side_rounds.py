@@ -6,9 +6,10 @@ import pytest
 from fleets import make_fleet
 from lightning.pytorch.callbacks import ModelCheckpoint
 from plain_lightning import States, assert_equal
+from refusals import refusal
 from stacked import Lora, Points, assert_same_rows, both_ways, by_visit, fit, furthest, tiny_sft
 
-from fedlight import FedAdam, FedProx, Scaffold
+from fedlight import FedAdam, FedAvg, FedProx, Scaffold
 from fedlight.federation.forward import ZerothOrder
 
 NAN, INF = float("nan"), float("inf")
@@ -25,6 +26,39 @@ def test_only_the_client_that_diverges_is_left_out(who, value, clip):
     assert [row["client"] for row in rows if row["reason"] == "diverged"] == [who] * 2
     assert all(p.isfinite().all() for p in beside.values())
     assert loop.rounds_done == 2
+
+
+class Drops(Lora):
+    """Leaves the adapter of its first layer out of every second step of a visit."""
+
+    takes_stacked, step = True, 0
+
+    def on_visit_start(self, client_id):
+        self.step = 0
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.step += 1
+
+    def example_losses(self, batch):
+        first, tanh, last = self.net.base_model.model
+        first = first if self.step % 2 else first.base_layer
+        return (last(tanh(first(batch["x"]))) - batch["y"]).square().mean(dim=1)
+
+
+@pytest.mark.parametrize("algorithm", [FedProx(0.5), Scaffold()])
+def test_gradients_that_an_algorithm_adds_for_all_clients_are_those_of_clients_alone(algorithm):
+    both_ways(Drops, algorithm=algorithm)
+
+
+class ForOne(FedAvg):
+    def adjust_gradients(self, visiting, parameters, gradients):
+        if visiting.client.id == "a":
+            gradients |= {name: p * 0 for name, p in parameters.items() if name not in gradients}
+
+
+def test_a_gradient_for_some_clients_of_a_batch_alone_is_refused():
+    with refusal("ForOne gives .*lora_.* a gradient, which has none in the step, .* set it to 1"):
+        fit(Drops(), Points(), 3, algorithm=ForOne())
 
 
 class Stop(L.Callback):
