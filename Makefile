@@ -4,7 +4,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := $(VENV)/bin
 # The tested set; .github/lowest.py prints another, /dev/null is none.
 CONSTRAINTS ?= constraints.txt
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint $(CONSTRAINTS)
+# Bytecode of what is installed, by all cores where pip takes one; some packages have templates that are no Python.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 # Three processes, as some tests wait for others that they start: two cores are busy then.
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
@@ -78,6 +80,7 @@ $(BIN)/python:
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) --editable .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
@@ -86,4 +89,5 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 		|| echo "hnswlib could not be compiled (see $(VENV)/hnswlib.log): its tests are skipped, searches are exact. With a C++ compiler, make again: touch pyproject.toml && make setup"
 	@$(INSTALL) --editable '.[flower]' >$(VENV)/flower.log 2>&1 \
 		|| echo "Flower could not be installed (see $(VENV)/flower.log): its tests are skipped"
+	@$(COMPILE)
 	@touch $(VENV)/.run $@
