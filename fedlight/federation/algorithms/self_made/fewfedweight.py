@@ -19,7 +19,7 @@ number more that a client sends; its four bytes are not counted.
 import math
 from typing import Literal
 
-from fedlight.federation.algorithm import Aggregation, Weighting, weighted_sum
+from fedlight.federation.algorithm import Weighting
 from fedlight.federation.algorithms.self_made.fedmit import FedMIT
 from fedlight.federation.client import State, Update, Visiting, Work
 
@@ -40,7 +40,9 @@ class FewFedWeight(FedMIT):
     Examples:
         >>> import torch
         >>> from fedlight import Client, Visit, Work
-        >>> algorithm, mean = FewFedWeight(), FewFedWeight().aggregation(num_clients=10)
+        >>> from fedlight.federation.algorithm import aggregation_of
+        >>> algorithm = FewFedWeight()
+        >>> mean = aggregation_of(algorithm, num_clients=10)
         >>> for name, loss in (("a", 0.0), ("b", math.log(3))):
         ...     visiting = algorithm.start_visit(Visit(name, 1), Client(name, 5, 0.5), {})
         ...     movement = {"w": torch.tensor([8.0 if name == "a" else 0.0])}
@@ -64,6 +66,3 @@ class FewFedWeight(FedMIT):
         # In this order NaN stays NaN, which is refused.
         loss = max(min(work.mean_loss, MOST_LOSS), -MOST_LOSS)
         return Update(client.id, movement, client.share * math.exp(-loss))
-
-    def aggregation(self, num_clients: int) -> Aggregation:
-        return weighted_sum("normalized" if self.by_performance else self.weighting, num_clients)
