@@ -123,29 +123,6 @@ def test_noise_for_an_epsilon():
     assert PrivateMean(1.0, 2.0, bands=1).spent({(1, 1): 5}) == by_lot.spent({(10, 50): 5})
 
 
-def test_correlated_noise_has_less_error_at_the_same_epsilon():
-    """Root mean square error of all prefix sums, for 40 rounds with 8 of 80 clients: by matrices and as it is drawn."""
-    rounds, k, errors = 40, 4, {}
-    sums = np.tril(np.ones((rounds, rounds)))
-    for bands in (1, 2, 5, 10):
-        mean = PrivateMean(1.0, epsilon=2.0, bands=bands)
-        mean.noise = mean.noise_for({(1, 1): k})
-        matrix = sums @ np.linalg.inv(banded(bands, rounds)) * mean.noise
-        errors[bands] = np.linalg.norm(matrix) / math.sqrt(rounds)
-        torch.manual_seed(0)
-        model, squares = torch.zeros(20_000, dtype=torch.float64), []
-        for _ in range(rounds):
-            mean.add(Update("a", {"v": torch.zeros_like(model)}, 1.0))
-            model = model + mean.result()["v"]
-            squares.append(model.square().mean().item())
-        assert math.sqrt(np.mean(squares)) == pytest.approx(errors[bands], rel=0.02)
-    assert errors[10] < errors[5] < errors[2] < errors[1]
-    assert errors[10] < 0.5 * errors[1]
-    # Without turns an observer of the cohorts may have seen a client in all rounds.
-    by_lot = PrivateMean(1.0, epsilon=2.0, secret_sampling=False).noise_for({(8, 80): rounds})
-    assert by_lot > 3 * PrivateMean(1.0, epsilon=2.0, bands=1).noise_for({(1, 1): k})
-
-
 def test_secret_noise_is_correlated_too():
     mean = PrivateMean(1.0, 1.0, bands=2)
     mean.keep_secret()

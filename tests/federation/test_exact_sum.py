@@ -107,30 +107,6 @@ def test_a_sum_far_above_the_range_leaves_its_neighbours_alone():
     assert total.rounded().tolist() == [INF, -INF, 2.0**-1060, 2.0**14]
 
 
-def test_tensors_that_are_added_together_are_sums_of_their_own():
-    """Pieces of any sizes and types, more than a chunk, in several orders, together and apart."""
-    draw = torch.Generator().manual_seed(0)
-    shapes = {"a": (3, 5), "b": (CHUNK + 7,), "c": (), "d": (0, 2), "e": (2, CHUNK)}
-    addends = [
-        {n: torch.randn(s, generator=draw, dtype=torch.float64) * 10.0 ** (9 * i) for n, s in shapes.items()}
-        for i in range(3)
-    ]
-    addends.append({"c": torch.tensor(7), "a": torch.ones(3, 5), "d": torch.ones(0, 2)})
-    addends.append({"d": torch.ones(0, 2, dtype=torch.float16)})
-    ours, theirs, apart = ExactSums(), ExactSums(), {n: ExactSum(s) for n, s in shapes.items()}
-    for number, addend in enumerate(addends):
-        (ours, theirs)[number % 2].add(addend, times=0.1)
-        for name, value in addend.items():
-            apart[name].add(value, times=0.1)
-    ours.merge(theirs.partial())
-    found = ours.result()
-    assert {name: tuple(value.shape) for name, value in found.items()} == shapes
-    for name, total in apart.items():
-        assert torch.equal(found[name], total.rounded())
-    scaled = [[0.1 * x for x in addend["e"].flatten().tolist()] for addend in addends[:3]]
-    assert found["e"].flatten().tolist() == [math.fsum(column) for column in zip(*scaled, strict=True)]
-
-
 def test_numbers_of_several_types_are_joined_in_fp64():
     """2^24 + 1 is no fp32 number."""
     total = ExactSum((3,))

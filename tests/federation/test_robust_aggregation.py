@@ -5,7 +5,6 @@ import pytest
 import torch
 from thread_team import on_team
 from updates import assert_parts_change_no_bit, result, update
-from written_out import assert_close, local, recorded
 
 from fedlight import CoordinateMedian, PrivateMean, TrimmedMean, Update
 from fedlight.federation import WeightedSum
@@ -76,20 +75,6 @@ def test_scale_by_name():
 def test_share_out_of_range(share):
     with pytest.raises(ValueError, match=r"must be in \[0, 0.5\)"):
         TrimmedMean(share)
-
-
-@pytest.mark.parametrize("kind", ["median", "trimmed"])
-def test_a_federation_equals_a_loop_written_out(kind):
-    aggregation = CoordinateMedian() if kind == "median" else TrimmedMean(0.25)
-    start, end, rounds = recorded(rounds=3, clients_per_round=4, aggregation=aggregation)
-    state = start
-    for of_clients in rounds:
-        trained = [local(state, batches) for batches in of_clients.values()]
-        for name in state:
-            # of four numbers, the median and the mean without the outer two are the same
-            ordered = torch.stack([t[name] - state[name] for t in trained]).sort(dim=0).values
-            state = state | {name: state[name] + (ordered[1] + ordered[2]) / 2}
-    assert_close(end, state)
 
 
 AGGREGATIONS = {

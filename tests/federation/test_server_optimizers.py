@@ -7,9 +7,7 @@ import torch
 from memories import through_a_file
 from plain_lightning import assert_equal, federate, weights
 from refusals import refusal
-from written_out import assert_close, combined, local, recorded
 
-from fedlight import FedAvg
 from fedlight.federation import Average, FedAdagrad, FedAdam, FedAvgM, FedYogi
 
 ALL = {
@@ -137,19 +135,3 @@ def test_momentum_of_zero_is_averaging_bit_for_bit():
     plain, _ = federate(rounds=4)
     momentum, _ = federate(rounds=4, server=FedAvgM(beta=0.0))
     assert_equal(weights(plain), weights(momentum))
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_a_federation_equals_a_loop_written_out(kind):
-    start, end, rounds = recorded(server=ALL[kind](), algorithm=FedAvg("normalized"))
-    state, moments, settings = start, {name: {} for name in start}, {}
-    if kind == "avgm":
-        settings = {"lr": 0.9, "beta1": 0.8}
-    for of_clients in rounds:
-        assert len(of_clients) == 3
-        trained = {client: local(state, batches) for client, batches in of_clients.items()}
-        for name, d in combined(state, trained, "normalized").items():
-            step, moments[name] = written_out_step(kind, moments[name], d, **settings)
-            state = state | {name: state[name] + step}
-    assert_close(end, state)
-    assert any(not torch.allclose(end[name], start[name], atol=1e-2) for name in end)

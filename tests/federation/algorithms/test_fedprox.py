@@ -32,16 +32,6 @@ def test_a_layer_that_a_step_leaves_out_is_pulled_back_from_where_it_has_moved()
     assert {name: value.item() for name, value in gradients.items()} == {"w": 0.5 * (5 - 1)}
 
 
-def test_visits_under_way_at_once_have_anchors_of_their_own():
-    prox = FedProx(mu=1.0)
-    visits = {a: prox.start_visit(VISIT, CLIENT, {"w": torch.tensor([a])}) for a in (1.0, 4.0)}
-    for _ in range(2):
-        for anchor, visiting in visits.items():
-            gradient = torch.zeros(1)
-            prox.adjust_gradients(visiting, {"w": torch.tensor([6.0])}, {"w": gradient})
-            assert gradient.item() == 6.0 - anchor
-
-
 def test_a_slice_of_stacked_parameters_is_changed_in_place():
     """As where several clients train side by side: the gradient of a client is a view of all clients' gradients."""
     prox, start = FedProx(mu=0.5), torch.tensor([[1.0, 2.0], [3.0, 5.0]])

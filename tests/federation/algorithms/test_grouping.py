@@ -40,16 +40,6 @@ def test_sizes_differ_by_at_most_one(assign, clients, selectors):
     assert sizes.max() - sizes.min() <= 1
 
 
-def test_greedy_is_near_the_optimum_and_never_below_it():
-    ratios = []
-    for seed in range(40):
-        losses = np.random.default_rng(seed).random((53, 3))
-        ratios.append(total(losses, greedy(losses)) / total(losses, optimal(losses)))
-    assert min(ratios) >= 1 - 1e-12
-    assert np.mean(ratios) < 1.1
-    assert max(ratios) > 1  # they are two algorithms
-
-
 def test_greedy_by_hand_keeps_those_who_would_lose_most():
     # All five want selector 0, whose cap is 2: the last two lose 0.8 and 0.7 by moving and stay. Of the others two prefer
     # selector 2, whose cap is 2 as well, and the first is indifferent.

@@ -2,17 +2,14 @@ import itertools
 import logging
 from types import SimpleNamespace
 
-import lightning as L
-import numpy as np
 import pytest
 import torch
-from plain_lightning import assert_equal, federate, trainer, weights
+from plain_lightning import assert_equal, federate, weights
 from refusals import refusal
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 from written_out import LR, assert_close, local, recorded, scaffold
 
-from fedlight import FedAvg, FederatedLoop, FederatedWrapper, Scaffold
+from fedlight import Scaffold
 from fedlight.federation.algorithm import aggregation_of, message_to
 from fedlight.federation.client import Identity, Visit, Work, build_clients
 
@@ -104,44 +101,6 @@ def test_the_first_round_is_fedavg_bit_for_bit():
     for one, two in zip(once.visit_records, twice.visit_records, strict=True):
         for way in ("bytes_down", "bytes_up"):
             assert num_bytes <= two[way] - one[way] < num_bytes + 1000
-
-
-class Quadratic(L.LightningModule):
-    """Client m minimizes a_m / 2 * (w - b_m)^2."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(()))
-
-    def training_step(self, batch, batch_idx):
-        curvature, optimum = batch
-        return (curvature / 2 * (self.w - optimum) ** 2).mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Bowls(L.LightningDataModule):
-    def setup(self, stage):
-        curvature, optimum = torch.tensor([2.0, 0.2]), torch.tensor([0.0, 10.0])
-        self.data = TensorDataset(curvature.repeat_interleave(4), optimum.repeat_interleave(4))
-
-    def train_dataloader(self):
-        return DataLoader(self.data, batch_size=4)
-
-
-def test_clients_that_drift_apart_find_the_common_optimum():
-    """Optimum (2 * 0 + 0.2 * 10) / 2.2; after 20 local steps FedAvg rests where the flat client pulls it."""
-    found = {}
-    for algorithm in (FedAvg("uniform"), Scaffold("uniform")):
-        model, loop = Quadratic(), FederatedLoop(algorithm, clients_per_round=2, local_steps=20)
-        halves = FederatedWrapper(Bowls(), lambda _: {"steep": np.arange(4), "flat": np.arange(4, 8)})
-        trainer(20, [loop], limit_val_batches=0).fit(model, halves)
-        found[type(algorithm)] = model.w.item()
-    kept = {a: (1 - 0.1 * a) ** 20 for a in (2.0, 0.2)}
-    assert found[FedAvg] == pytest.approx(10 * (1 - kept[0.2]) / (2 - kept[0.2] - kept[2.0]), rel=1e-4)
-    assert abs(found[FedAvg] - 2 / 2.2) > 1.6
-    assert abs(found[Scaffold] - 2 / 2.2) < 1e-2
 
 
 def federation(robust=False, optimizers=None, model=None):

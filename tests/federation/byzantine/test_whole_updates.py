@@ -237,7 +237,17 @@ def test_a_small_round_is_refused_and_one_that_is_just_large_enough_is_not(aggre
         result(aggregation, updates_of(np.eye(number)))
 
 
-def test_a_small_round_is_refused_before_it_trains():
+@pytest.mark.parametrize(
+    ("aggregation", "cohort", "message"),
+    [
+        (Bulyan(0.2), 5, "Bulyan needs 4 f"),
+        (FLTrust("nobody"), 10, "some would lack it"),
+        (FLTrust("c0"), 9, "some would lack it"),
+    ],
+)
+def test_a_round_that_is_too_small_or_would_lack_its_root_is_refused_before_it_trains(
+    aggregation, cohort, message
+):
     seen = []
 
     class Seen(FedAvg):
@@ -245,8 +255,8 @@ def test_a_small_round_is_refused_before_it_trains():
             seen.append(args)
             return super().start_visit(*args)
 
-    with refusal("Bulyan needs 4 f"):
-        federate(algorithm=Seen(), clients_per_round=5, aggregation=Bulyan(0.2))
+    with refusal(message):
+        federate(algorithm=Seen(), clients_per_round=cohort, aggregation=aggregation)
     assert not seen
 
 
@@ -306,17 +316,3 @@ def test_fltrust_without_its_root_or_others_is_refused(root, number):
     message = f"aggregation.root='{root}' in every round, and some would lack it, or others: set root"
     with refusal(re.escape(message)):
         result(FLTrust(root), updates_of(np.eye(number)))
-
-
-@pytest.mark.parametrize(("root", "cohort"), [("nobody", 10), ("c0", 9)])
-def test_fltrust_is_refused_before_training_where_a_round_would_lack_its_root(root, cohort):
-    seen = []
-
-    class Seen(FedAvg):
-        def start_visit(self, *args):
-            seen.append(args)
-            return super().start_visit(*args)
-
-    with refusal("some would lack it"):
-        federate(algorithm=Seen(), clients_per_round=cohort, aggregation=FLTrust(root))
-    assert not seen
