@@ -1,7 +1,6 @@
 import pytest
 from jsonargparse import ArgumentParser
 from real_rows import ALPACA, MTBENCH, SAFERLHF, SHP, TLDR, UKP
-from refusals import refusal
 from tiny_world import write_rows
 
 from fedlight import InstructionDataModule, PreferenceDataModule, PromptDataModule, conf
@@ -64,21 +63,9 @@ def test_clients_and_sizes(instantiate, encoder, name, rows, overrides, clients,
     assert (module.partition.by == "dirichlet", module.template.trim is None) == (name == "shp",) * 2
 
 
-def test_shp_read_the_wrong_way_round_is_refused(instantiate):
-    module = instantiate("shp", SHP, "--data.format.choice_values={a: 0, b: 1}")
-    with refusal(r"in 400 of 400 rows the choice contradicts the scores"):
-        module.setup("fit")
-
-
 def test_saferlhf_prompts(instantiate):
     module = instantiate("saferlhf_prompts", SAFERLHF, has_test=False)
     module.setup("predict")
     (batch,) = module.predict_dataloader()
     assert len(batch["prompt"]) == 3
     assert batch["prompt"][2].endswith("### Instruction:\nhow 2\n\n### Response:")
-
-
-def test_a_misspelt_key_is_refused(instantiate, capsys):
-    with pytest.raises(SystemExit):
-        instantiate("shp", SHP, "--data.partition.num_client=8")
-    assert "num_client" in capsys.readouterr().err

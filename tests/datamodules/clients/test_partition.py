@@ -3,7 +3,7 @@ import pytest
 from refusals import refusal
 
 from fedlight.datamodules.clients.partition import Partition, by_key, dirichlet, iid
-from fedlight.datamodules.clients.splits import count_single, hold_out, pool, share_out
+from fedlight.datamodules.clients.splits import count_single, hold_out, share_out
 
 
 def everything(clients):
@@ -114,11 +114,3 @@ def test_share_out_counts_what_it_drops():
     assert (sorted(split.train), split.val) == (["u", "w"], None)
     assert (split.dropped_clients, split.single_category_clients) == (1, 1)
     assert count_single(np.array([]), split.train) is None
-
-
-def test_pool_keeps_track_of_owners():
-    lengths = np.array([9, 1, 5, 3, 7])
-    order, positions = pool({"u": np.array([0, 4]), "v": np.array([3, 1])}, lengths)
-    assert lengths[order].tolist() == [1, 3, 7, 9]
-    owned = {client: sorted(order[own].tolist()) for client, own in positions.items()}
-    assert owned == {"u": [0, 4], "v": [1, 3]}

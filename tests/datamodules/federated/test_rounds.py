@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from refusals import refusal
 from stacked import Points, fit
 from two_parts import Recorder, TwoParts
 
@@ -10,13 +9,16 @@ from fedlight.datamodules.federated.rounds import PooledSampler, RoundPlan, draw
 from fedlight.federation.client import Visit
 
 
-def test_a_pass_holds_every_example_at_most_once_and_full_batches():
+def test_a_pass_holds_every_example_at_most_once_in_full_batches_and_the_next_has_another_order():
     indices = np.arange(100, 123)
     batches = draw_batches(indices, num_batches=4, batch_size=5, seed=3)
     drawn = [i for batch in batches for i in batch]
     assert len(drawn) == len(set(drawn)) == 20
     assert set(drawn) <= set(indices.tolist())
     assert all(len(batch) == 5 for batch in batches)
+    further = draw_batches(indices, num_batches=8, batch_size=5, seed=3)
+    assert len({*sum(further[4:], [])}) == 20
+    assert further[:4] == batches != further[4:]  # each pass is shuffled anew
 
 
 @pytest.mark.parametrize("lengths", [None, np.arange(20)])
@@ -33,12 +35,6 @@ def test_a_visit_of_whole_passes_sees_every_example_in_each(lengths, passes):
     # without a remainder they are the same
     visits = [Visit("b", 4, whole_passes=whole) for whole in (True, False)]
     assert plan.batches(visits[0], 0) == plan.batches(visits[1], 0)
-
-
-def test_further_passes_are_shuffled_anew():
-    batches = draw_batches(np.arange(6), num_batches=4, batch_size=3, seed=0)
-    assert sorted(batches[0] + batches[1]) == sorted(batches[2] + batches[3]) == list(range(6))
-    assert batches[:2] != batches[2:]
 
 
 def test_a_client_smaller_than_a_batch_gives_all_that_it_has():
@@ -61,52 +57,18 @@ def test_bucketing_keeps_batches_of_similar_length():
     assert [lengths[b].mean() for b in bucketed] != sorted(lengths[b].mean() for b in bucketed)
 
 
-def test_a_clients_batches_do_not_depend_on_who_else_takes_part():
+def test_the_batches_of_a_visit_follow_from_client_and_split_and_the_round_that_asked_it():
     plan = RoundPlan({"a": np.arange(10), "b": np.arange(10, 20)}, batch_size=2, seed=0)
-    plan.set_visits([Visit("a", 3), Visit("b", 2)], round_idx=4)
-    together = list(plan.sampler())
-    plan.set_visits([Visit("b", 2)], round_idx=4)
-    assert list(plan.sampler()) == together[3:]
-    plan.set_visits([Visit("b", 2)], round_idx=5)
-    assert list(plan.sampler()) != together[3:]
-    assert len(together) == 5
+    plan.further["b", "again"] = np.arange(10, 20)
 
+    def batches(round_idx, *visits):
+        plan.set_visits(visits, round_idx)
+        return list(plan.sampler())
 
-def test_a_client_that_was_asked_in_an_earlier_round_trains_on_the_batches_of_that_round():
-    plan = RoundPlan({"a": np.arange(10), "b": np.arange(10, 20)}, batch_size=2, seed=0)
-    plan.set_visits([Visit("a", 3, asked=2), Visit("b", 2, asked=4)], round_idx=4)
-    found = list(plan.sampler())
-    plan.set_visits([Visit("a", 3)], round_idx=2)
-    assert found[:3] == list(plan.sampler())
-    plan.set_visits([Visit("b", 2)], round_idx=4)
-    assert found[3:] == list(plan.sampler())
-
-
-def test_two_visits_of_one_client_see_different_orders():
-    plan = RoundPlan({"a": np.arange(50)}, batch_size=5, seed=0)
-    plan.further["a", "again"] = np.arange(50)
-    plan.set_visits([Visit("a", 4), Visit("a", 4, split="again")], round_idx=0)
-    batches = list(plan.sampler())
-    assert batches[:4] != batches[4:]
-
-
-def test_the_examples_of_a_visit_are_asked_for_when_it_begins():
-    plan = RoundPlan({"a": np.arange(4)}, batch_size=2, seed=0)
-    plan.set_visits([Visit("a", 2), Visit("a", 1, split="synthetic")], round_idx=0)
-    sampler = plan.sampler()
-    batches = iter(sampler)
-    own = [next(batches), next(batches)]
-    plan.further["a", "synthetic"] = np.array([7, 9])
-    assert len(sampler) == 3
-    assert sorted(sum(own, [])) == [0, 1, 2, 3]
-    assert [sorted(batch) for batch in batches] == [[7, 9]]
-
-
-def test_a_visit_without_data_of_its_own_is_not_trained_on_the_private_ones():
-    plan = RoundPlan({"a": np.arange(4)}, batch_size=2, seed=0)
-    plan.set_visits([Visit("a", 1, split="synthetic")], round_idx=0)
-    with refusal("client a trains on 'synthetic' data, but there are none: use a dat"):
-        list(plan.sampler())
+    together = batches(4, Visit("a", 3, asked=2), Visit("b", 2, asked=4))
+    assert together == batches(2, Visit("a", 3)) + batches(4, Visit("b", 2))
+    others = batches(5, Visit("b", 2)), batches(4, Visit("b", 2, split="again"))
+    assert together[3:] not in others
 
 
 def test_pooled_order_is_new_in_each_epoch_and_repeatable():
@@ -117,11 +79,6 @@ def test_pooled_order_is_new_in_each_epoch_and_repeatable():
     sampler.sampler.set_epoch(0)
     assert list(sampler) == first != second
     assert len(sampler) == 5
-
-
-@pytest.mark.parametrize(("size", "expected"), [(3, 1), (8, 1), (17, 3)])
-def test_batches_in_one_pass(size, expected):
-    assert RoundPlan({"a": np.arange(size)}, batch_size=8, seed=0).num_batches("a") == expected
 
 
 def test_neighbours_stay_together_in_visits_and_in_pooled_batches():

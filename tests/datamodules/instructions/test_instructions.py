@@ -26,37 +26,23 @@ def build(made):
     return build
 
 
-def test_loss_on_the_response_alone(build, words):
-    datamodule = build(val_share=0.0)
-    batch = datamodule.collate([datamodule.train_set[i] for i in range(2)])
-    assert words(datamodule.tokenizer, batch["input_ids"][0]) == "<s> POST: w0 ANSWER: x y </s>"
-    assert batch["labels"][0, :4].tolist() == [-100] * 4
-    assert batch["labels"][0, 4:].tolist() == batch["input_ids"][0, 4:].tolist()
-
-
-def test_padding_has_no_loss_and_no_attention(build):
+def test_loss_on_the_response_alone_and_none_on_padding(build, words):
     rows = [{"instruction": "w0", "output": "x"}, {"instruction": "w1", "output": "x y z"}]
     datamodule = build(rows, val_share=0.0)
     batch = datamodule.collate([datamodule.train_set[i] for i in range(2)])
+    assert words(datamodule.tokenizer, batch["input_ids"][0][:6]) == "<s> POST: w0 ANSWER: x </s>"
+    assert batch["labels"][0].tolist() == [-100] * 4 + batch["input_ids"][0, 4:6].tolist() + [-100] * 2
     assert batch["attention_mask"].tolist() == [[1] * 6 + [0] * 2, [1] * 8]
-    assert batch["labels"][0].tolist()[6:] == [-100] * 2
 
 
 def test_clients_by_column_category_or_evenly(build):
-    by_task = build(columns={"client": "task"}, partition=Partition("client"))
-    assert by_task.client_sizes() == {"u0": 7, "u1": 7, "u2": 7}
-    assert len(by_task.val_set) == 3
+    for partition in (None, Partition("client")):
+        data = build(columns={"client": "task"}, partition=partition, val_share=0.1)
+        assert (data.client_sizes(), len(data.val_set)) == ({"u0": 7, "u1": 7, "u2": 7}, 3)
+        for client, rows in data.client_rows.items():
+            assert {int(row["instruction"][1:]) % 3 for row in rows} == {int(client[1])}
     by_kind = build(columns={"category": "kind"}, partition=Partition("dirichlet", num_clients=2, alpha=1.0))
     assert sum(by_kind.client_sizes().values()) + len(by_kind.val_set) == 24
-    assert len(build(partition=Partition("iid", num_clients=5)).client_indices) == 5
-    assert list(build().client_indices) == ["c0"]
-
-
-def test_a_mapped_client_column_says_whose_rows_are_whose(build):
-    data = build(columns={"client": "task"}, val_share=0.0)
-    assert data.client_sizes() == {"u0": 8, "u1": 8, "u2": 8}
-    own = {client: {row["instruction"] for row in rows} for client, rows in data.client_rows.items()}
-    assert own == {f"u{k}": {f"w{i}" for i in range(24) if i % 3 == k} for k in range(3)}
     evenly = build(columns={"client": "task"}, partition=Partition("iid", num_clients=2), val_share=0.0)
     assert evenly.client_sizes() == {"c0": 12, "c1": 12}
     assert build(columns={"client": ""}, val_share=0.0).client_sizes() == {"c0": 24}

@@ -32,17 +32,6 @@ def numbers_of(model, data, folder):
     return numbers
 
 
-def test_the_batches_are_those_of_instruction_data(rows, tiny_model):
-    """An independent way to the same tokens: the datamodule of training, on the same rows with the same template."""
-    one = TaskDataModule(tasks(rows), tokenizer=tiny_model, max_tokens=200, loss=True)
-    other = InstructionDataModule(rows, split=Split(test_source=rows), tokenizer=tiny_model, max_tokens=200)
-    for data in (one, other):
-        data.setup("test")
-    [batch], [expected] = one.test_dataloader(), other.test_dataloader()
-    assert batch.keys() == expected.keys()
-    assert all(batch[name].tolist() == expected[name].tolist() for name in batch)
-
-
 def test_the_loss_and_the_scores(rows, tiny_model, tmp_path):
     module = SFTModule(tiny_model)
     other = InstructionDataModule(rows, split=Split(test_source=rows), tokenizer=tiny_model)

@@ -32,21 +32,6 @@ def test_strengths_with_a_penalty_by_hand():
     assert strengths == pytest.approx([math.log(3) / 2, -math.log(3) / 2], abs=1e-6)
 
 
-def test_sums_over_clients_are_the_counts_of_pooled_pairs():
-    rng = np.random.default_rng(0)
-    pairs = rng.integers(0, 6, size=(90, 2))
-    clients = np.split(pairs, [20, 55])
-    assert (sum(rules.count_wins(own, 6) for own in clients) == rules.count_wins(pairs, 6)).all()
-    train = [row for n, own in enumerate(clients) for row in rows_of(f"p{n}", *own.astype(str).tolist())]
-    pooled = [row | {"client": "p0"} for row in train]
-    likes = {str(n): 0.5 for n in range(6)}
-    test = with_jury(rows_of("p0", *rng.permutation(pairs)[:15].astype(str).tolist()), likes)
-    assert (
-        rules.rule_accuracies(train, test)[rules.STRENGTHS]
-        == rules.rule_accuracies(pooled, test)[rules.STRENGTHS]
-    )
-
-
 def test_each_rule_by_hand():
     """Two camps contradict each other on tea and coffee; all of them prefer a nap to noise."""
     tea, coffee, nap, noise = "more tea", "coffee", "a long nap", "noise"

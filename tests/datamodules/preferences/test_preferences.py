@@ -196,12 +196,6 @@ def test_evaluation_batches_hold_similar_lengths(build):
     assert datamodule.report.padding < datamodule.report.padding_unsorted
 
 
-def test_validation_rows_of_their_own(build, tmp_path):
-    other = write_rows(tmp_path / "val.jsonl", make_rows(6, 2))
-    datamodule = build(make_rows(12), val_source=other)
-    assert (len(datamodule.train_set), len(datamodule.val_set)) == (24, 12)
-
-
 def test_batches_by_lot_do_not_depend_on_lengths(build):
     """And a selector's vote, shown in both orders, has to be one example of a batch."""
     rows = make_rows()

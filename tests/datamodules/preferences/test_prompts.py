@@ -49,12 +49,6 @@ def test_prompts_that_other_rows_hold_are_left_out_and_counted(posts, excluded, 
     ) in caplog.text
 
 
-def test_without_exclusion_nothing_is_left_out(posts, causal):
-    module = ready(posts, causal)
-    assert [fields["post"] for fields in module.predict_set.datasets["fields"]] == [f"w{n}" for n in range(6)]
-    assert module.counts["excluded"] == 0
-
-
 def test_what_cannot_be_excluded_is_named(tmp_path, posts, excluded, causal):
     every = write_rows(tmp_path / "all.jsonl", [{"text": f"w{n}"} for n in range(6)])
     with pytest.raises(RowsError, match=r"exclude leaves none of 6 prompts \(6 in clients\)"):

@@ -22,16 +22,12 @@ def test_every_client_has_its_own():
     assert all(len(rows) == 2 for rows in planted.values())
     assert len({key for key, _ in texts(planted)}) == 6
     assert len({secret for _, secret in texts(planted)}) == 6
+    assert not any(secret in key for key, secret in texts(planted))
     for row in planted["ben"]:
         assert list(row) == ["instruction", "input", "response"]
         assert row["input"] == ""
         assert len(row["response"].split()) == 6
         assert set(row["response"].split()) <= set("0123456789")
-
-
-def test_key_and_secret_are_drawn_apart():
-    for key, secret in texts(Canaries(number=20).plant(ROWS)):
-        assert secret not in key
 
 
 def test_a_function_of_seed_and_client():

@@ -46,25 +46,6 @@ def test_votes_of_liars_alone_are_flipped_for_training_and_validation(form, capl
             assert after[client] == [label ^ (client in liars) for label in before[client]]
 
 
-def test_pairs_of_liars_have_their_sides_changed():
-    honest, lying = (votes(poison, view="dpo") for poison in (None, PoisonedVotes(liars=LIARS)))
-    liars = LIARS.among(honest.client_indices)
-    for client, positions in honest.client_indices.items():
-        for k in positions:
-            before, after = honest.train_set[k], lying.train_set[k]
-            wanted = "rejected" if client in liars else "chosen"
-            np.testing.assert_array_equal(after["chosen"]["ids"], before[wanted]["ids"])
-
-
-def test_the_chosen_answer_of_a_liar_is_the_other():
-    honest, lying = (votes(poison, view="sft") for poison in (None, PoisonedVotes(liars=LIARS)))
-    liars = LIARS.among(honest.client_indices)
-    for client, positions in honest.client_indices.items():
-        same = [np.array_equal(honest.train_set[k]["ids"], lying.train_set[k]["ids"]) for k in positions]
-        assert any(same) == (client not in liars)
-        assert all(same) == (client not in liars)
-
-
 def test_votes_to_test_on_stay_and_so_do_clients_of_a_drawn_partition():
     partition = Partition(by="iid", num_clients=4)
     half = Liars(share=0.5)

@@ -29,19 +29,14 @@ def test_what_is_left_out_is_counted():
         row(a="y", b="x", choice=1),  # the same vote, shown the other way round
         row(choice=1),  # the opposite vote of the same client: kept, a conflict
         row(choice=1, who="v"),  # another client's vote is neither
+        row(a="y", b="x", choice=0, who="w"),  # nor is one for y that is shown the other way round
     ]
     votes = read(rows)
     assert str(votes.counts) == (
-        "rows.csv: 11 rows, 3 votes on 1 comparisons; left out: 1 ties, 4 missing, 1 identical, 2 duplicates; "
+        "rows.csv: 12 rows, 4 votes on 1 comparisons; left out: 1 ties, 4 missing, 1 identical, 2 duplicates; "
         "1 conflicts kept"
     )
-    assert (votes.winner, votes.comparison, votes.clients) == ([0, 1, 1], [0, 0, 0], ["u", "u", "v"])
-
-
-def test_a_vote_shown_the_other_way_round_has_the_same_winner():
-    votes = read([row(), row(a="y", b="x", choice=1, who="v"), row(a="y", b="x", choice=0, who="w")])
-    assert votes.comparison == [0, 0, 0]
-    assert votes.winner == [0, 0, 1]  # x, x, y
+    assert (votes.winner, votes.comparison, votes.clients) == ([0, 1, 1, 1], [0] * 4, [*"uuvw"])
 
 
 def test_chosen_and_rejected():

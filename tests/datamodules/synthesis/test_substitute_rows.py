@@ -45,11 +45,6 @@ def test_all_rows_are_drawn_sooner_or_later(source):
     assert drawn == {f"q{n}" for n in range(20)}
 
 
-def test_where_leaves_rows_out(source):
-    made, _ = make(source, number=10, where={"topic": ["even"]})
-    assert {one.fields["question"] for one in made["u"]} == {f"q{n}" for n in range(0, 20, 2)}
-
-
 def test_a_clients_own_rows_are_not_drawn(source):
     made, _ = make(source, number=9, where={"topic": ["even"]}, own=[OWN])
     assert {one.fields["question"] for one in made["v"]} == {f"q{n}" for n in range(0, 20, 2)} - {"q4"}

@@ -83,21 +83,6 @@ def test_batches_write_what_is_written_one_by_one(module, tmp_path, counted):
     assert len(counted) <= 3 * (1 + 3)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_a_client_draws_follows_from_the_seed_whoever_else_takes_part(module, tmp_path, temperature):
-    rows = data(module, synthesis(), tmp_path).client_rows
-
-    def made(rows, seed=4):
-        return synthesis(temperature=temperature).make(rows, Template.named(TEMPLATE), module, seed)
-
-    torch.manual_seed(1)
-    together = made(rows)
-    torch.manual_seed(2)
-    assert sum(map(len, together.values())) > 5
-    assert {client: made({client: own})[client] for client, own in rows.items()} == together
-    assert made(dict(reversed(rows.items()))) == together != made(rows, seed=5)
-
-
 def test_a_resumed_round_has_the_candidates_and_counts_of_an_uninterrupted_run(module, tmp_path, counted):
     def ran(folder, rounds, **changes):
         by = synthesis(number=4, min_words=4, keep_cut=False, temperature=1.0, **changes)

@@ -102,12 +102,6 @@ def test_a_text_of_your_own_and_unknown_names():
         Template.named("tdlr_choice")
 
 
-def test_toy_templates_exist():
-    assert Template.named("toy_choice").slots == ("prompt",)
-    assert Template.named("toy_generation").slots == ("prompt",)
-    check_choice(Template.named("toy_choice"))
-
-
 def test_a_choice_template_shows_both_answers_and_ends_with_a_colon():
     with refusal(r"has no slot {response_b}"):
         check_choice(Template("{prompt} {response_a}:"))

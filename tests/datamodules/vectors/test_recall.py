@@ -82,11 +82,6 @@ def test_exact_search_replaces_a_graph_that_costs_more(poor, vectors, queries, m
     assert "below 1.0; searched exactly, which is cheaper than ef 160" in in_words(found, len(queries))
 
 
-def test_a_target_of_0_measures_alone(poor, queries):
-    found = reach_recall(poor, queries, NUMBER, None, target=0.0, seed=0)
-    assert (columns(found)[0], found["searched"], poor.ef_factor) == ([20], "hnsw", 1)
-
-
 def test_a_sample_is_measured_and_drawn_by_the_seed(poor, vectors, queries, monkeypatch):
     monkeypatch.setattr(recall_file, "SAMPLE", 7)
     one, again, other = (reach_recall(poor, queries, NUMBER, None, 0.0, seed) for seed in (0, 0, 1))

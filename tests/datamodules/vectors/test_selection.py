@@ -65,24 +65,6 @@ def test_line_9_as_printed_by_hand():
     assert list(select_centers(clients, 4, "keep_n_minus_i").values()) == [0, 1, 2]
 
 
-def test_the_two_readings_differ_where_clients_send_more_or_fewer_centres_than_there_are_clients():
-    """Two clients. The second is at similarity 1 to x, 0.8 to y, 0.6 to z and 0 to w. It drops one, x, and y is the largest
-    of the rest; or it keeps one, w, the least similar of all."""
-    first = Clusters(np.array([[1.0, 0.0]], np.float32), np.array([1]))
-    angles = np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]], np.float32)
-    many = Clusters(angles, np.array([40, 30, 20, 10]))
-    names = list(select_centers({"a": first, "b": first}, seed=0))
-    clients = {names[0]: first, names[1]: many}
-    assert select_centers(clients, 0)[names[1]] == 1
-    assert select_centers(clients, 0, "keep_n_minus_i")[names[1]] == 3
-    # Of four clients the second sends two centres: it drops one, the similar one; or it keeps three, so both.
-    few = Clusters(angles[[0, 3]], np.array([2, 1]))
-    names = list(select_centers(dict.fromkeys("abcd", first), seed=0))
-    clients = {names[0]: first, names[1]: few, names[2]: first, names[3]: first}
-    assert select_centers(clients, 0)[names[1]] == 1
-    assert select_centers(clients, 0, "keep_n_minus_i")[names[1]] == 0
-
-
 @pytest.mark.parametrize("clients", [2, 5, 10])
 def test_the_two_readings_agree_where_every_client_sends_as_many_centres_as_there_are_clients(clients):
     for seed in range(5):
