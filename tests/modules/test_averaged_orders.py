@@ -49,21 +49,6 @@ def test_the_loss_is_of_the_difference(llama):
     assert not torch.allclose(ready(llama).example_losses(batch), losses.repeat_interleave(2))
 
 
-def test_a_taste_for_a_position_has_no_gradient(llama):
-    """A number added to the logit of A in both orders changes neither the loss nor its gradient."""
-    batch, module = both_orders(make_choice_batch(4)), ready(llama, orders="both")
-    plain = module.choice_logits
-    taste = torch.zeros(1, requires_grad=True)
-    module.choice_logits = lambda batch: plain(batch) + torch.cat([taste + 5, taste * 0])
-    module.example_losses(batch).sum().backward()
-    assert abs(taste.grad.item()) < 1e-6
-    assert any(weight.grad is not None and weight.grad.abs().max() > 0 for weight in module.parameters())
-    module.choice_logits = plain
-    without = module.example_losses(batch)
-    module.choice_logits = lambda batch: plain(batch) + torch.tensor([5.0, 0.0])
-    torch.testing.assert_close(module.example_losses(batch), without)
-
-
 def test_calibrated_letters(llama, tmp_path):
     """Logits of 2.65 nats for A and a tenth of content: the prior goes, and the rest is ten times as large."""
     plain, batch = ready(llama), both_orders(make_choice_batch(4))

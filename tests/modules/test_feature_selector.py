@@ -2,7 +2,6 @@ import pytest
 import torch
 from one_weight import Outputs
 from plain_lightning import trainer as quiet
-from torch import nn
 from torch.utils.data import DataLoader
 
 from fedlight.federation.protocols import HoldsAdapters
@@ -14,10 +13,6 @@ def batch(examples=5, dimension=6, seed=0):
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(examples, 2, dimension, generator=generator)
     return {"features": features, "labels": torch.randint(0, 2, (examples,), generator=generator)}
-
-
-def swapped(made):
-    return {"features": made["features"].flip(1), "labels": 1 - made["labels"]}
 
 
 def test_loss_of_a_linear_head_is_bradley_terry_written_out():
@@ -36,12 +31,6 @@ def test_hidden_layer_written_out():
     torch.testing.assert_close(module.choice_logits(made), u)
     names = ["heads.default.body.weight", "heads.default.body.bias", "heads.default.head.weight"]
     assert [name for name, _ in module.named_parameters()] == names
-
-
-@pytest.mark.parametrize("hidden", [0, 4])
-def test_order_does_not_matter(hidden):
-    module, made = FeatureSelectorModule(dimension=6, hidden=hidden), batch()
-    torch.testing.assert_close(module.example_losses(made), module.example_losses(swapped(made)))
 
 
 def test_heads_start_apart_and_the_active_one_alone_learns():
@@ -135,7 +124,3 @@ def test_other_features_are_refused_with_the_setting():
 def test_settings_out_of_range(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}"):
         FeatureSelectorModule(**{name: value})
-
-
-def test_there_is_no_dropout():
-    assert not any(isinstance(layer, nn.Dropout) for layer in FeatureSelectorModule().modules())

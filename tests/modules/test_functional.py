@@ -70,17 +70,6 @@ def test_info_nce_equals_the_formula(include_positive):
         assert math.isclose(found[i].item(), -math.log(math.exp(similar[i] / 0.5) / others), rel_tol=1e-5)
 
 
-def test_info_nce_with_the_positive_is_cross_entropy_over_the_batch():
-    generator = torch.Generator().manual_seed(4)
-    queries, targets = (torch.randn(6, 3, generator=generator, requires_grad=True) for _ in range(2))
-    ours = info_nce(queries, targets, 0.1, include_positive=True)
-    unit = [torch.nn.functional.normalize(side, dim=1) for side in (queries, targets)]
-    theirs = torch.nn.functional.cross_entropy(unit[0] @ unit[1].T / 0.1, torch.arange(6), reduction="none")
-    torch.testing.assert_close(ours, theirs)
-    gradients = [torch.autograd.grad(loss.sum(), queries, retain_graph=True)[0] for loss in (ours, theirs)]
-    torch.testing.assert_close(*gradients)
-
-
 def test_a_tiny_temperature_neither_overflows_nor_loses_its_gradient():
     queries = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
     losses = info_nce(queries, torch.tensor([[-1.0, 0.1], [0.1, -1.0]]), temperature=1e-4)

@@ -1,8 +1,6 @@
 import math
 
 import adapted
-import lightning
-import numpy as np
 import pytest
 import torch
 from one_weight import Outputs
@@ -11,10 +9,6 @@ from text_batches import make_pair_batch
 from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from fedlight.callbacks.loop.federated_loop import FederatedLoop
-from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.modules.language.adapters import Lora
-from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.reward import RewardModule
 
 HEAD = "network.base_model.model.score.modules_to_save.default.weight"
@@ -107,33 +101,6 @@ def test_peft_alone_reads_the_folder(llama, tmp_path):
     loaded = PeftModel.from_pretrained(base, tmp_path).eval()
     logits = loaded(input_ids=text["input_ids"], attention_mask=text["attention_mask"]).logits
     torch.testing.assert_close(logits[:, 0], module.rewards(text))
-
-
-def test_one_client_is_plain_training(llama, make_trainer, loader):
-    """Bit for bit, head and adapter, dropout included: the same batches in the same order, in one round."""
-
-    class Data(FederatedDataModule):
-        def setup(self, stage):
-            self.train_set = [make_pair_batch(seed=seed) for seed in range(4)]
-            self.client_indices = {"only": np.arange(4)}
-
-        def collate(self, examples):
-            return examples[0]
-
-    class Record(lightning.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            seen.append(batch)
-
-    plainly = Optimization(args={"foreach": False})  # or the loop would choose the fused kernel
-    seen, settings = [], {"lr": 1e-2, "lora": Lora(dropout=0.3), "optimizer": plainly}
-    plain, federated = RewardModule(llama, **settings), RewardModule(llama, **settings)
-    callbacks = [FederatedLoop(clients_per_round=1), Record()]
-    once = {"max_epochs": 1, "limit_val_batches": 0}
-    make_trainer(**once, callbacks=callbacks).fit(federated, datamodule=Data(batch_size=1))
-    assert len(seen) == 4
-    make_trainer(**once).fit(plain, loader(seen))
-    ours, theirs = federated.state_dict(), plain.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_it_does_not_generate(llama):

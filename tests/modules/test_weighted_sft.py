@@ -37,23 +37,6 @@ def test_a_loss_counts_by_its_weight_and_the_mean_is_over_examples(module):
     torch.testing.assert_close(loss, (plain[0] + plain[2] / 4 + plain[3]).detach() / 4)
 
 
-def test_weight_one_is_no_weight_bit_for_bit(module):
-    batch = make_sft_batch(batch=4)
-    loss, own = gradients(module, batch)
-    same, others = gradients(module, {**batch, "weights": torch.ones(4)})
-    assert torch.equal(loss, same)
-    assert own.keys() == others.keys()
-    assert all(torch.equal(own[name], others[name]) for name in own)
-
-
-def test_weight_zero_teaches_nothing(module):
-    batch = make_sft_batch(batch=4)
-    _, all_four = gradients(module, {**batch, "weights": torch.tensor([1.0, 1.0, 0.0, 0.0])})
-    _, first_two = gradients(module, {name: part[:2] for name, part in batch.items()})
-    for name, gradient in first_two.items():  # the mean is over four examples, not over two
-        torch.testing.assert_close(all_four[name], gradient / 2, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("micro_batch", [1, 3])
 def test_micro_batches_keep_each_examples_weight(module, micro_batch):
     batch = {**make_sft_batch(batch=4), "weights": torch.tensor([0.1, 1.0, 0.5, 0.9])}

@@ -63,14 +63,6 @@ def test_a_checkpoint_of_another_model(trained, other_llama):
         SFTModule.load_from_checkpoint(path, model=other_llama)
 
 
-def test_a_trainer_refuses_a_checkpoint_of_another_model(trained, other_llama, make_trainer, loader):
-    _, path = trained
-    with pytest.raises(ValueError, match="this checkpoint belongs to another model"):
-        make_trainer(max_epochs=3).fit(
-            SFTModule(other_llama), loader([make_sft_batch()]), ckpt_path=path, weights_only=True
-        )
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

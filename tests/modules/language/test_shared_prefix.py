@@ -250,14 +250,23 @@ def test_the_counted_cost_is_that_of_a_row_per_text(long_llama):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "rest", "expected"),
-    [(140, 44, True), (32, 32, True), (70, 300, False), (400, 1500, False)],
+    ("prompt", "rest", "texts", "hidden_size", "expected"),
+    [
+        *(
+            (140, 44, 2, 576, True),
+            (32, 32, 2, 576, True),
+            (70, 300, 2, 576, False),
+            (400, 1500, 2, 576, False),
+        ),
+        # 11 x 410 = 4,510 tokens become 3,110, but attention sees 3,110^2 pairs instead of 11 x 410^2 = 1,360^2.
+        *((140, 270, 11, 64, False), (140, 270, 11, 4096, True)),
+    ],
 )
-def test_rows_are_shared_where_that_saves_time(prompt, rest, expected):
-    texts = make_texts(prompts=(prompt,), rests=((rest,), (rest,)))
-    layout = plan(texts["input_ids"], texts["attention_mask"], [0, 0])
-    assert layout.width == prompt + 2 * rest
-    assert pays(2, prompt + rest, layout, hidden_size=576) is expected
+def test_rows_are_shared_where_that_saves_time(prompt, rest, texts, hidden_size, expected):
+    batch = make_texts(prompts=(prompt,), rests=((rest,),) * texts)
+    layout = plan(batch["input_ids"], batch["attention_mask"], [0] * texts)
+    assert layout.width == prompt + texts * rest
+    assert pays(texts, prompt + rest, layout, hidden_size) is expected
 
 
 @pytest.mark.parametrize(
@@ -271,15 +280,6 @@ def test_a_pair_shares_fewer_tokens_than_neighbours_do(common, in_pairs, is_shar
         make_model(CONFIGS["llama"]()), texts["input_ids"], texts["attention_mask"], in_pairs
     )
     assert (packed is not None) == is_shared
-
-
-def test_rows_of_many_long_rests_do_not_pay():
-    # 11 x 410 = 4,510 tokens become 3,110, but attention sees 3,110^2 pairs instead of 11 x 410^2 = 1,360^2.
-    texts = make_texts(prompts=(140,), rests=((270,),) * 11)
-    layout = plan(texts["input_ids"], texts["attention_mask"], [0] * 11)
-    assert layout.width == 140 + 11 * 270
-    assert not pays(11, 410, layout, hidden_size=64)
-    assert pays(11, 410, layout, hidden_size=4096)
 
 
 def test_an_unknown_setting_is_refused(long_llama):
