@@ -14,7 +14,6 @@ from fedlight.federation.client import (
     Visit,
     Work,
     build_clients,
-    moved,
     movement,
     read,
     serialized_bytes,
@@ -47,14 +46,6 @@ def combined(weighting, shares, deltas, num_clients):
 )
 def test_weightings_by_hand(weighting, expected):
     assert combined(weighting, [0.5, 0.1], [1.0, 2.0], num_clients=4) == pytest.approx(expected, rel=1e-15)
-
-
-def test_a_tensor_is_averaged_over_the_clients_that_sent_it():
-    mean = WeightedSum("weight")
-    mean.add(Update("a", {"x": torch.tensor([2.0])}, 1.0))
-    mean.add(Update("b", {"x": torch.tensor([4.0]), "y": torch.tensor([7.0])}, 3.0))
-    assert {k: v.item() for k, v in mean.result().items()} == {"x": 3.5, "y": 7.0}
-    assert moved({"z": torch.tensor([1.0])}, mean.result())["z"].item() == 1.0
 
 
 def test_one_client_gets_its_own_parameters_back_bit_for_bit():

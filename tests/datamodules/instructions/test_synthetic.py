@@ -7,7 +7,6 @@ from synthetic_data import Listed, Scorer, make_data
 from torch import nn
 
 from fedlight import InstructionDataModule, Visit
-from fedlight.datamodules.synthesis.self_generation import NewInstructions, SelfGeneration
 
 
 @pytest.fixture
@@ -244,18 +243,6 @@ def test_settings_that_cannot_be_are_refused(build, options, named):
 def test_a_module_that_writes_nothing_is_refused(build):
     with pytest.raises(TypeError, match="Linear generates no text: train a LanguageModule"):
         build().synthesize(0, ["c0"], nn.Linear(1, 1))
-
-
-def test_clients_rows_are_what_self_generation_shows(build):
-    model = Scorer()
-    module = build(SelfGeneration(number=3, instructions=NewInstructions(min_words=1), max_rouge_l=1.0))
-    module.synthesize(0, ["c0", "c1"], model)
-    assert module.num_synthetic("c0") == module.num_synthetic("c1") == 3
-    for client in ("c0", "c1"):
-        own = {row["instruction"] for row in module.client_rows[client]}
-        prompts = [prompt for prompt in model.first if next(iter(own)) + "\n" in prompt]
-        assert len(prompts) == 3
-        assert all(f": {word}\n" in prompt for prompt in prompts for word in own)
 
 
 def test_candidates_are_not_by_lot(build):

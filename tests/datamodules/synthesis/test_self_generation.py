@@ -55,16 +55,6 @@ def test_where_one_kind_is_short_the_other_takes_its_place(inputs, empty):
     assert prompt.count("Input: none") == empty
 
 
-def test_a_client_with_two_examples_shows_both():
-    model = ScriptedModel()
-    synthesis = once(8)
-    assert len(made(synthesis, {"a": rows(2)}, model)["a"]) == 2  # two orders, two different prompts
-    assert all(prompt.count("Task ") == 3 for prompt in model.first)
-    assert all(prompt.count("Response: ") == 2 for prompt in model.second)
-    assert dropped(synthesis) == {"repeated": 6}
-    assert synthesis.notes["fewer_demonstrations"] == 0  # they are all it has
-
-
 def test_a_template_without_inputs_has_none():
     template = Template("Q: {question}")
     own = [{"question": row["instruction"], "response": row["response"]} for row in rows(5)]
@@ -439,45 +429,9 @@ def test_four_tries_for_each_candidate_unless_told_otherwise():
         in_words(instructions=NewInstructions(tries=31))
 
 
-def test_failed_responses_and_copies_are_replaced_too():
-    own = rows(9)
-    answers = {"do thing0": "no form", "do thing1": f"Input: {own[0]['instruction']}\nResponse: it0 is0 so0"}
-    model = ScriptedModel(
-        write=lambda n: "do it thing2" if n == 3 else f"do thing{n}",
-        respond=lambda asked, _: answers.get(asked, "Input: none\nResponse: x"),
-    )
-    synthesis = in_words(number=3, instructions=NewInstructions(min_words=1), max_rouge_l=0.6)
-    found = made(synthesis, {"a": own}, model)["a"]
-    assert [row["instruction"] for row in found] == ["do thing2", "do it thing2", "do thing4"]
-    assert dropped(synthesis) == {"no_match": 1, "near_example": 1}
-
-
 def test_a_repetition_of_an_earlier_pass_is_one():
     texts = ["name the sun", "?!?", "name the sun", "name the moon"]
     synthesis = in_words(number=2)
     found = made(synthesis, {"a": rows(9)}, ScriptedModel(write=texts.__getitem__))["a"]
     assert [row["instruction"] for row in found] == ["name the sun", "name the moon"]
     assert dropped(synthesis) == {"no_letter": 1, "repeated": 1}
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_client_that_the_first_pass_suffices_is_as_without_others_and_without_further_passes(temperature):
-    short = {"pear": lambda number: number % 3 == 0, "apple": lambda _: False}
-
-    def candidates(clients, **settings):
-        model = of_prompt(lambda word, number: short[word](number))
-        synthesis = in_words(number=6, temperature=temperature, **settings)
-        return made(synthesis, clients, model), model
-
-    both = {"a": rows(20), "b": rows(20, words="pear")}
-    found, model = candidates(both)
-    once, first_pass = candidates(both, instructions=NewInstructions(tries=6))
-    assert len(found["a"]) == len(found["b"]) == 6 > len(once["b"])
-    assert found["a"] == once["a"]
-    assert found["b"][: len(once["b"])] == once["b"]
-    assert model.first[:12] == first_pass.first  # the same prompts, and
-    assert model.calls[:2] == first_pass.calls[:2]  # the same draws
-    # What a client shows depends on itself alone, in further passes as well.
-    alone, model_alone = candidates({"b": both["b"]})
-    assert alone["b"] == found["b"]
-    assert set(model_alone.first) == {prompt for prompt in model.first if "pear" in prompt}

@@ -83,24 +83,6 @@ def test_batches_write_what_is_written_one_by_one(module, tmp_path, counted):
     assert len(counted) <= 3 * (1 + 3)
 
 
-def test_a_resumed_round_has_the_candidates_and_counts_of_an_uninterrupted_run(module, tmp_path, counted):
-    def ran(folder, rounds, **changes):
-        by = synthesis(number=4, min_words=4, keep_cut=False, temperature=1.0, **changes)
-        built = data(module, by, tmp_path / folder)
-        for round_idx in rounds:
-            built.synthesize(round_idx, list(built.client_rows), module)
-        return built.synthesis_metrics(), (tmp_path / folder / "made/round_0001.jsonl").read_bytes()
-
-    whole = ran("whole", (0, 1))
-    assert whole[0]["tried"] > 3 * 4  # some were replaced
-    assert ran("resumed", (1,)) == whole
-    counted.clear()
-    assert ran("whole", (1,)) == whole
-    assert counted == []  # read from the file
-    ran("whole", (1,), tries=4)
-    assert counted != []  # another limit is another result
-
-
 def test_no_random_stream_and_no_mode_is_changed(module, tmp_path):
     built = data(module, synthesis(temperature=1.0), tmp_path, keep=2)
     module.train()

@@ -6,7 +6,7 @@ from plain_lightning import trainer
 from synthetic_data import Words
 from tiny_world import make_model
 
-from fedlight import FedAvg, FederatedLoop, FewFedPIT, InstructionDataModule, Lora, Partition, SFTModule
+from fedlight import FederatedLoop, FewFedPIT, InstructionDataModule, Lora, Partition, SFTModule
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
 from fedlight.federation.algorithms.self_made.fedmit import FedMIT
@@ -95,12 +95,3 @@ def test_mixed_visits_see_both(fit):
     assert {row[2] for row in rows} == {"mixed"}
     of_first = [row[3] for row in rows if row[1] == "c0"]
     assert len(of_first) == 8  # six own rows, two of six candidates
-
-
-def test_under_fedavg_it_is_an_instruction_datamodule(fit, tmp_path):
-    one, rows, data = fit(FedAvg(), "one")
-    other, others, _ = fit(FedAvg(), "other", makes=False)
-    assert data.synthesis.calls == []
-    assert rows == others
-    assert same(one, other)
-    assert not (tmp_path / "one" / "synthetic").exists()

@@ -1,6 +1,5 @@
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from habits import CHATML, HABITS, LLAMA_3, Habit, make_tokenizer
 from refusals import refusal
@@ -10,7 +9,6 @@ from transformers import AutoTokenizer
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.datamodules.text.chat import Chat, read_turns, write_turns
 from fedlight.datamodules.text.encoding import Comparison, choice_ids, encode_choice, encode_responses
-from fedlight.datamodules.text.examples import ResponseExamples, collate_responses
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.evaluation.tasks.multiple_choice import MultipleChoice
 from fedlight.modules.language.generation import encode_prompts
@@ -80,24 +78,9 @@ def test_all_answers_of_a_conversation_are_taught(name):
     assert spell_taught(tokenizer, last) == habit.taught
 
 
-def test_labels_are_the_taught_tokens_alone():
-    tokenizer = make_tokenizer(Habit(CHATML, ""))
-    encoded = encode(tokenizer, {"messages": write_turns(TURNS)}, columns=["messages"], taught_turns="all")
-    examples = ResponseExamples(encoded, np.array([0]))
-    batch = collate_responses([examples[0]], padding=0)
-    kept = batch["labels"][0] != -100
-    # N o . <|im_end|>, and Yes , blank t w o . <|im_end|>
-    assert kept.sum().item() == 4 + 8 == examples.labelled[0]
-    assert (batch["labels"][0][kept] == batch["input_ids"][0][kept]).all()
-
-
-def test_a_system_message_is_kept():
-    tokenizer = make_tokenizer(Habit(CHATML, ""))
-    turns = [turn("system", "Be brief."), *TURNS]
-    encoded = encode(tokenizer, {"messages": write_turns(turns)}, columns=["messages"], taught_turns="all")
-    assert encoded.table[0].tolist() == by_transformers(tokenizer, [*turns, turn("assistant", ANSWER)])
-    assert encoded.taught[0].sum() == 4 + 8
+def test_a_template_that_takes_no_system_message_is_named():
     gemma = make_tokenizer(HABITS["no system message, another name"])
+    turns = [turn("system", "Be brief."), *TURNS]
     with refusal(r"refuses a conversation of system, user, assistant, user \(System role"):
         encode(gemma, {"messages": write_turns(turns)}, columns=["messages"])
 
