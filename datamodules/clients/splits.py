@@ -46,7 +46,8 @@ def share_out(
     clients = partition.split(owners, categories, prompts, seed)
     train, val = hold_out(clients, keys, share, at_most, seed) if share else (clients, None)
     dropped = len(set(owners)) - len(clients) if partition.by == "client" else 0
-    return ClientSplit(train, val, dropped, count_single(np.array(categories), clients))
+    labels = [{categories[index] for index in indices} for indices in clients.values() if categories]
+    return ClientSplit(train, val, dropped, [*map(len, labels)].count(1) if categories else None)
 
 
 def hold_out(
@@ -108,13 +109,6 @@ def reindex(clients: Clients, order: np.ndarray) -> Clients:
     """
     place = np.argsort(order)  # the argsort of a permutation is its inverse
     return {client: np.sort(place[indices]) for client, indices in clients.items()}
-
-
-def count_single(categories: np.ndarray, clients: Clients) -> int | None:
-    """Return the number of clients whose examples all have one category; None without categories."""
-    if not len(categories):
-        return None
-    return sum(len(set(categories[indices])) == 1 for indices in clients.values())
 
 
 class ClientCount(NamedTuple):

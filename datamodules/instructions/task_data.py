@@ -96,7 +96,7 @@ def encode_answers(tokenizer: Any, pairs: Sequence[tuple[str, str]], max_tokens:
     for (prompt, _), leading, text in zip(pairs, openings(tokenizer, texts), fitted, strict=True):
         closed = text is not None and text.ids[-1] in ends  # a chat template's text is
         ids = [] if text is None else [*leading, *text.ids, *([] if closed else [end_id(tokenizer)])]
-        fits = text is not None and len(ids) <= max_tokens
+        fits = len(ids) <= max_tokens
         sequences.append(np.array(ids if fits else [], dtype=np.int32))
         marks.append(len(leading) + text.first_token_from(len(prompt)) if text is not None and fits else 0)
     table = TokenTable(sequences)

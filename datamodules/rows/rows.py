@@ -22,7 +22,7 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -73,7 +73,10 @@ def load_rows(source: Source, split: str | None = None) -> Rows:
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():  # of save_to_disk
         return _saved_rows(path, split or "train")
     if path.is_dir():
-        return [row for file in _list_files(path) for row in _read_file(file)]
+        files = sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS))
+        if not files:
+            raise RowsError(f"{path}: the folder has no file that ends in one of {', '.join(ENDINGS)}.")
+        return [row for file in files for row in _read_file(file)]
     if path.exists():
         return _read_file(path)
     if HUB_NAME.fullmatch(source) and not source.endswith(ENDINGS):  # data/votes.csv is a missing file
@@ -101,13 +104,6 @@ def _saved_rows(folder: Path, split: str) -> Rows:
 def write_rows(rows: Rows, file: Path) -> None:
     """Write JSON lines, which `load_rows` reads."""
     write_whole(file, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _list_files(folder: Path) -> list[Path]:
-    files = sorted(file for file in folder.iterdir() if file.name.endswith(ENDINGS))
-    if not files:
-        raise RowsError(f"{folder}: the folder has no file that ends in one of {', '.join(ENDINGS)}.")
-    return files
 
 
 def _read_file(path: Path) -> list[dict[str, Any]]:
@@ -241,23 +237,20 @@ def _read_table(path: Path, lines: Iterator[str], place: _Lines) -> list[dict[st
     separator = next((mark for mark in separators if mark in header), separators[0])
     # strict: a quoted cell without its end is an error, and does not hold the rest of the file.
     reader = csv.DictReader(chain([header], lines), delimiter=separator, strict=True)
-    _refuse_twice(reader.fieldnames or [], path)
-    rows = []
-    for row in reader:
-        if None in row or None in row.values():  # DictReader's marks of too many and of too few cells
-            raise RowsError(
-                f"{path}, line {place.number}: another number of cells than the {len(reader.fieldnames or [])} columns of "
-                "the first line. Quote cells that contain the separator."
-            )
-        rows.append(row)
-    return rows
-
-
-def _refuse_twice(names: Sequence[str], path: Path) -> None:
+    names = reader.fieldnames or []
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise RowsError(
             f"{path}, line 1: column {twice[0]!r} stands there more than once. Give each a name of its own."
         )
+    rows = []
+    for row in reader:
+        if None in row or None in row.values():  # DictReader's marks of too many and of too few cells
+            raise RowsError(
+                f"{path}, line {place.number}: another number of cells than the {len(names)} columns of "
+                "the first line. Quote cells that contain the separator."
+            )
+        rows.append(row)
+    return rows
 
 
 def _toy_rows(source: str) -> Rows:

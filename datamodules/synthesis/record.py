@@ -88,7 +88,7 @@ class SynthesisRecord:
             if same_clients and not differing:
                 return part, ""
             # The parts of a file differ in clients, their rows and states, but in no other setting.
-            if differing and (same_clients or not set(differing) <= set(PART_SETTINGS)):
+            if same_clients or not set(differing) <= set(PART_SETTINGS):
                 return None, f"made with other {', '.join(differing)}"
         return None, ""
 

@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedlight.datamodules.text.chat import Span
 from fedlight.datamodules.text.templates import Template
-from fedlight.datamodules.text.tokens import Fitted, Parts, TokenTable, encode, end_id, fit_texts
+from fedlight.datamodules.text.tokens import Parts, TokenTable, encode, end_id, fit_texts
 from fedlight.pretrained.openings import opening_ids
 
 TaughtTurns = Literal["all", "last"]
@@ -146,16 +145,12 @@ def encode_responses(
             turns = template.turns(fields[row])
             template.chat.check(texts[row].text, turns, responses[row])
             earlier = template.chat.earlier_answers(turns, responses[row]) if taught_turns == "all" else []
-            masks.append(_find_taught(template, fitted, prompt_end, earlier))
+            last = len(fitted.parts.text) - len(template.chat.closing) + template.chat.stop
+            spans = [*earlier, (prompt_end + template.chat.lead, last)]
+            masks.append(template.chat.taught(fitted.encoding, spans))
             marks[-1] = int(masks[-1].argmax())  # the first taught token
     encoded = _make_encoded(sequences, marks, trimmed)
     return encoded if template.chat is None else replace(encoded, taught=TokenTable(masks))
-
-
-def _find_taught(template: Template, fitted: Fitted, prompt_end: int, earlier: Sequence[Span]) -> np.ndarray:
-    assert template.chat is not None
-    last = len(fitted.parts.text) - len(template.chat.closing) + template.chat.stop
-    return template.chat.taught(fitted.encoding, [*earlier, (prompt_end + template.chat.lead, last)])
 
 
 def encode_pair(

@@ -167,9 +167,12 @@ def merge_copy(network: Any, base: str) -> Any:
 
 
 def activate(network: Any, name: str) -> None:
-    """Make one adapter the active one; raise ValueError where the network has no such adapter."""
+    """Make one adapter the active one, the only one with gradients; raise ValueError where there is no such adapter."""
     check_choice("adapter", name, network.peft_config)
     _switch(network, _adapter_layers(network), name)
+    for parameter, weight in trained_parameters(network).items():
+        if name not in parameter.split("."):
+            weight.grad = None  # a gradient of 0 would let momentum and decay move it
 
 
 @contextmanager
@@ -223,13 +226,6 @@ def _zero_layers(network: nn.Module) -> list[Any]:
     # One transfer from the device for all layers.
     counts = torch.stack([count for _, count in layers]).tolist() if layers else []
     return [layer for (layer, _), count in zip(layers, counts, strict=True) if count == 0]
-
-
-def drop_other_gradients(network: nn.Module, name: str) -> None:
-    """Set the gradients of all adapters but one to None, so that optimizers skip their weights."""
-    for parameter, weight in trained_parameters(network).items():
-        if name not in parameter.split("."):
-            weight.grad = None  # a gradient of 0 would let momentum and decay move it
 
 
 def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:

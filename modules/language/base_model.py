@@ -153,10 +153,8 @@ def log_number_type(base: str, chosen: NumberType) -> None:
         _log_once(f"{_LOGGED_AS[base]} in {chosen.name}, {chosen.reason}")
 
 
-@functools.cache
-def _log_once(line: str) -> None:
-    """Log a line once in the whole process: a recipe loads its base for each of its stages."""
-    rank_zero_info(line)
+# In the whole process: a recipe loads its base for each of its stages.
+_log_once = functools.cache(rank_zero_info)
 
 
 def _disable_cpu_packing(network: nn.Module) -> None:

@@ -210,7 +210,6 @@ class LanguageModule(ReadsModel, OptimizedModule):
             ValueError: the module has no such adapter.
         """
         adapters.activate(self.network, name)
-        adapters.drop_other_gradients(self.network, name)
 
     # Training
 

@@ -50,9 +50,9 @@ def check_optimizer(name: str, args: Mapping[str, Any]) -> None:
         ...
         ValueError: optimizer.args of AdamW='beta': did you mean 'betas'?
     """
-    check_choice(
-        "optimizer.name", name, [key for key, value in vars(torch.optim).items() if _is_optimizer(value)]
-    )
+    kinds = {key: kind for key, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    base = kinds.pop("Optimizer")
+    check_choice("optimizer.name", name, [key for key, kind in kinds.items() if issubclass(kind, base)])
     if "lr" in args:
         raise ValueError("optimizer.args has 'lr': set lr itself")
     parameters = inspect.signature(getattr(torch.optim, name)).parameters
@@ -60,11 +60,6 @@ def check_optimizer(name: str, args: Mapping[str, Any]) -> None:
         check_choice(
             f"optimizer.args of {name}", key, [key for key in parameters if key not in ("params", "lr")]
         )
-
-
-def _is_optimizer(value: object) -> bool:
-    base = torch.optim.Optimizer
-    return isinstance(value, type) and issubclass(value, base) and value is not base
 
 
 def make_optimizer(

@@ -106,7 +106,11 @@ class Scaffold(Algorithm):
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         parameters, changes = _split(movement)
         self.sums.add(changes)
-        _keep_control(visiting.client, changes)
+        if changes:  # c_m+ stays with the client, which decodes its change as the server does
+            control = dict(visiting.client.memory.get(OWN, {}))
+            for name, change in changes.items():
+                control[name] = (control[name] + change if name in control else change).float()
+            visiting.client.memory[OWN] = control
         return super().finish_visit(visiting, parameters, work)
 
     def partial(self) -> dict[str, Any]:
@@ -160,15 +164,6 @@ class Scaffold(Algorithm):
             if work.lr_sums[n] != 0  # without a step the control stays
         }
         return trained | {PREFIX + n: (controls[n] + d).float() for n, d in changes.items()}
-
-
-def _keep_control(client: Client, changes: State) -> None:
-    """Keep c_m+ with the client, which decodes its change as the server does."""
-    if changes:
-        control = dict(client.memory.get(OWN, {}))
-        for name, change in changes.items():
-            control[name] = (control[name] + change if name in control else change).float()
-        client.memory[OWN] = control
 
 
 def _split(state: State) -> tuple[State, State]:

@@ -3,7 +3,7 @@ import pytest
 from refusals import refusal
 
 from fedlight.datamodules.clients.partition import Partition, by_key, dirichlet, iid
-from fedlight.datamodules.clients.splits import count_single, hold_out, share_out
+from fedlight.datamodules.clients.splits import hold_out, share_out
 
 
 def everything(clients):
@@ -113,4 +113,7 @@ def test_share_out_counts_what_it_drops():
     split = share_out(partition, [*"uuuvww"], [*"xxxxxy"], rows, rows, 0.0, 200, seed=0)
     assert (sorted(split.train), split.val) == (["u", "w"], None)
     assert (split.dropped_clients, split.single_category_clients) == (1, 1)
-    assert count_single(np.array([]), split.train) is None
+    assert (
+        share_out(partition, [*"uu"], [], rows[:2], rows[:2], 0.0, 200, seed=0).single_category_clients
+        is None
+    )

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from fedlight.federation.client import Client, Visit, read
+from fedlight.federation.client import Client, read
 from fedlight.federation.protocols import (
     Federation,
     GathersChoices,
-    NumBatches,
     ScoresTogether,
     SynthesizesByOwnModels,
     SynthesizesData,
@@ -106,11 +105,6 @@ class Candidates:
         """Add the clients' choices in one of the processes."""
         assert isinstance(self._data, GathersChoices)
         self._data.add_choices(partial)
-
-    def mixed_visits(self, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
-        """Return one visit for each client, on its own and its synthetic examples; on its own alone if it has none."""
-        splits = {client.id: MIXED if self.left.get(client.id) else "train" for client in cohort}
-        return [Visit(name, num_batches(name, split), split) for name, split in splits.items()]
 
     def log(self) -> None:
         """Log counts of the round, as ``fed/synthetic/NAME``; at its end, as choosing counts as well."""

@@ -8,7 +8,7 @@ its own model here, also chooses them. A client's own examples alone count for i
 from collections.abc import Sequence
 
 from fedlight.federation.algorithm import Algorithm, Weighting
-from fedlight.federation.algorithms.self_made.candidates import Candidates
+from fedlight.federation.algorithms.self_made.candidates import MIXED, Candidates
 from fedlight.federation.client import Client, State, Visit
 from fedlight.federation.protocols import Federation, NumBatches
 
@@ -34,7 +34,8 @@ class FedMIT(Algorithm):
         self._candidates.make_by_global_model(round_idx, cohort, federation, choose=True)
 
     def plan(self, round_idx: int, cohort: Sequence[Client], num_batches: NumBatches) -> list[Visit]:
-        return self._candidates.mixed_visits(cohort, num_batches)
+        splits = {client.id: MIXED if self._candidates.left.get(client.id) else "train" for client in cohort}
+        return [Visit(name, num_batches(name, split), split) for name, split in splits.items()]
 
     def finish_round(self, movement: State) -> State:
         self._candidates.log()
