@@ -133,18 +133,6 @@ def counted(data, split="train"):
     return {(count.client, count.label): count.rows for count in data.client_counts() if count.split == split}
 
 
-def test_instructions_are_counted_by_category(tmp_path):
-    rows = [
-        {"instruction": f"dan roses {n}", "output": "kind 1", "who": "uv"[n > 5], "about": ABOUT[n % 3 > 0]}
-        for n in range(10)
-    ]
-    columns = {"instruction": "instruction", "response": "output", "client": "who", "category": "about"}
-    settings = {"template": "POST : {instruction}\nCHOICE :", "tokenizer": "toy", "max_tokens": 64}
-    settings |= {"columns": columns, "partition": Partition("client", min_size=1), "val_share": 0}
-    data = datamodule(InstructionDataModule, write_rows(tmp_path / "rows.jsonl", rows), **settings)
-    assert counted(data) == {("u", "tea"): 4, ("u", "jam"): 2, ("v", "tea"): 2, ("v", "jam"): 2}
-
-
 def test_a_vote_counts_twice_for_a_selector_and_once_for_dpo(tmp_path):
     names = ("prompt", "response_a", "response_b", "choice", "client")
     votes = [(f"which roses {n} ?", f"kind {n}", f"rude {n}", "a", "uv"[n > 4]) for n in range(8)]

@@ -127,13 +127,6 @@ EVEN = [{"prompt": f"{KINDS[i % 3]} w{30 + i % 7}", "output": f"w{i}", "kind": "
 LABELS = PseudoLabels(HashedEncoder(256), 3)
 
 
-def test_rows_of_a_kind_get_one_label():
-    labels = LABELS.label(EVEN, seed=0)
-    assert len({*zip(labels, map(kind_of, EVEN), strict=True)}) == 3
-    assert set(labels) == {"k0", "k1", "k2"}
-    assert labels == LABELS.label(EVEN, seed=0)
-
-
 @pytest.mark.parametrize("alpha", [0.01, 100.0])
 def test_clients_are_made_of_labels(build, alpha):
     module = build(EVEN, partition=Partition("dirichlet", num_clients=3, alpha=alpha), pseudo_labels=LABELS)

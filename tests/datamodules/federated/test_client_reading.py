@@ -87,11 +87,6 @@ def test_a_generator_counts_by_its_first_seed():
     assert batches(given(8)) != batches(given(7))
 
 
-def test_in_order():
-    assert batches(reading(shuffle=False), wanted=4) == [[1, 3], [7, 8], [12], [1, 3]]
-    assert batches(reading(sampler=SequentialSampler(SET)), client="b", wanted=2) == [[0, 2], [4, 6]]
-
-
 def test_plain_batch_sampler_is_taken_apart():
     given = BatchSampler(SequentialSampler(SET), batch_size=4, drop_last=True)
     found = ClientReading(DataLoader(SET, batch_sampler=given), None, 0)

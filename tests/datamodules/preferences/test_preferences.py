@@ -48,16 +48,6 @@ def test_every_vote_becomes_two_examples_whose_labels_point_at_the_winner(build)
     assert sum(labels) * 2 == len(labels) == 2 * (40 - 4)  # each of four clients gives one pair to validation
 
 
-def test_clients_hold_their_own_votes(build):
-    datamodule = build()
-    for client, indices in datamodule.client_indices.items():
-        numbers = {int(post[1:]) % 4 for post in posts(datamodule, datamodule.train_set, indices)}
-        assert numbers == {int(client[1:])}
-    assert sum(len(own) for own in datamodule.client_indices.values()) == len(datamodule.train_set)
-    assert datamodule.client_sizes() == {f"u{i}": 18 for i in range(4)}
-    assert datamodule.train_lengths.tolist() == [len(example["ids"]) for example in datamodule.train_set]
-
-
 def test_a_pair_and_its_twin_are_never_on_both_sides(build):
     # u0 votes twice on the same answers, once each way, and the rows show them in both orders.
     rows = make_rows(40)

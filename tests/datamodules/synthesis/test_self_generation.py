@@ -46,15 +46,6 @@ def test_eight_instructions_and_four_examples_are_shown():
         assert sum(row["response"] in prompt for row in own) == 4
 
 
-@pytest.mark.parametrize(("inputs", "empty"), [(20, 0), (0, 4), (1, 3), (19, 1)])
-def test_where_one_kind_is_short_the_other_takes_its_place(inputs, empty):
-    model = ScriptedModel()
-    made(in_words(number=1), {"a": rows(20, inputs)}, model)
-    (prompt,) = model.second
-    assert prompt.count("Input: ") == 4
-    assert prompt.count("Input: none") == empty
-
-
 def test_a_template_without_inputs_has_none():
     template = Template("Q: {question}")
     own = [{"question": row["instruction"], "response": row["response"]} for row in rows(5)]

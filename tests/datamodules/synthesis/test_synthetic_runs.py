@@ -9,7 +9,6 @@ from tiny_world import make_model
 from fedlight import FederatedLoop, FewFedPIT, InstructionDataModule, Lora, Partition, SFTModule
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis.datamodule import SyntheticInstructionDataModule
-from fedlight.federation.algorithms.self_made.fedmit import FedMIT
 
 COLUMNS = {"instruction": "instruction", "input": "input", "response": "output", "client": "client"}
 SETTINGS = {"columns": COLUMNS, "template": "POST : {instruction} {input}\nCHOICE :", "max_tokens": 64}
@@ -88,10 +87,3 @@ def test_a_resumed_run_makes_what_is_missing_and_ends_with_the_same_model(fit, t
     assert len(data.synthesis.calls) == 1  # the second round's candidates are there
     assert rest == [row for row in rows if row[0] > 0]
     assert same(whole, resumed)
-
-
-def test_mixed_visits_see_both(fit):
-    _, rows, _ = fit(FedMIT(), rounds=1)
-    assert {row[2] for row in rows} == {"mixed"}
-    of_first = [row[3] for row in rows if row[1] == "c0"]
-    assert len(of_first) == 8  # six own rows, two of six candidates

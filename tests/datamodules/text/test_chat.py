@@ -7,7 +7,7 @@ from tiny_world import write_rows
 from transformers import AutoTokenizer
 
 from fedlight.datamodules.rows.task_rows import TaskRows
-from fedlight.datamodules.text.chat import Chat, read_turns, write_turns
+from fedlight.datamodules.text.chat import Chat, write_turns
 from fedlight.datamodules.text.encoding import Comparison, choice_ids, encode_choice, encode_responses
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.evaluation.tasks.multiple_choice import MultipleChoice
@@ -166,11 +166,6 @@ def test_no_chat_template_is_refused_with_a_remedy():
 def test_texts_do_not_depend_on_the_day():
     tokenizer = make_tokenizer(Habit("{{ date_string }}" + CHATML, ""))
     assert Chat.of(tokenizer).before == "26 Jul 2024<|im_start|>user\n"
-
-
-def test_turns_survive_as_the_text_of_a_field():
-    turns = [turn("user", 'Ä "b"\n{c}'), turn("assistant", "")]
-    assert read_turns(write_turns(turns)) == turns
 
 
 def test_an_answer_that_the_template_changes_is_refused():
