@@ -5,14 +5,12 @@ import torch
 from refusals import refusal
 from safetensors.torch import save
 
-from fedlight.federation.algorithm import Average, WeightedSum, aggregation_of
+from fedlight.federation.algorithm import Average, WeightedSum
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.client import (
     TYPES,
     Client,
     Update,
-    Visit,
-    Work,
     build_clients,
     movement,
     read,
@@ -20,32 +18,6 @@ from fedlight.federation.client import (
     uniform_cohort,
     write,
 )
-
-WORK = Work(num_steps=1, lr=0.1, mean_loss=0.0, seconds=0.0)
-
-
-def combined(weighting, shares, deltas, num_clients):
-    algorithm = FedAvg(weighting)
-    aggregation = aggregation_of(algorithm, num_clients)
-    for i, (share, delta) in enumerate(zip(shares, deltas, strict=True)):
-        client = Client(str(i), 1, share)
-        visiting = algorithm.start_visit(Visit(client.id, 1), client, {})
-        moved_by = {"w": torch.tensor([delta], dtype=torch.float64)}
-        aggregation.add(algorithm.finish_visit(visiting, moved_by, WORK))
-    return aggregation.result()["w"].item()
-
-
-@pytest.mark.parametrize(
-    ("weighting", "expected"),
-    [
-        # two of M = 4 clients with shares 0.5 and 0.1 moved by 1 and 2
-        ("unbiased", 4 / 2 * (0.5 * 1 + 0.1 * 2)),
-        ("normalized", (0.5 * 1 + 0.1 * 2) / 0.6),
-        ("uniform", 1.5),
-    ],
-)
-def test_weightings_by_hand(weighting, expected):
-    assert combined(weighting, [0.5, 0.1], [1.0, 2.0], num_clients=4) == pytest.approx(expected, rel=1e-15)
 
 
 def test_one_client_gets_its_own_parameters_back_bit_for_bit():

@@ -65,24 +65,6 @@ def test_ram_is_bounded_for_many_clients(tmp_path):
     assert len(state["versions"]) == len(files(folder)) == 2_000
 
 
-@pytest.mark.parametrize("limit_mib", [0, 1])
-def test_a_checkpoint_gives_back_its_own_round(tmp_path, limit_mib):
-    memories = ClientMemories(str(tmp_path), limit_mib)
-    memories.save("a", w(1), 0)
-    memories.save("b", w(2), 0)
-    early = through_a_file(memories.state_dict(1))
-    memories.save("a", w(3), 1)
-    late = through_a_file(memories.state_dict(2))
-    memories.save("a", w(4), 2)  # a round that is cut off
-    for state, expected in ((early, [1, 2, -1]), (late, [3, 2, -1])):
-        again = ClientMemories(str(tmp_path), limit_mib)
-        again.load_state_dict(state)
-        assert values(again, "a", "b", "c") == expected
-        again.save("a", w(9), 1)
-    assert values(memories, "a") == [4]
-    assert ("memories" in early) == (limit_mib > 0)
-
-
 def test_memories_in_a_checkpoint_are_bounded_too(tmp_path):
     first = ClientMemories()
     for client in "abc":
@@ -130,14 +112,3 @@ def test_inside_a_round_a_checkpoint_gets_what_was_remembered_before_it(tmp_path
         again.load_state_dict(through_a_file(saved(memories, 2)))
         assert values(again, "a", "b") == [3, 4]
         assert len(files(folder)) == (0 if limit_mib == 1 else 2)
-
-
-def test_what_a_round_began_with_goes_when_the_round_is_over_and_nothing_was_saved(tmp_path):
-    memories = ClientMemories(str(tmp_path), limit_mib=0)
-    memories.save("a", w(1), 0)
-    memories.begin_round()
-    memories.save("a", w(2), 1)
-    assert len(files(tmp_path)) == 2
-    memories.end_round()
-    assert len(files(tmp_path)) == 1
-    assert values(memories, "a") == [2]

@@ -80,19 +80,6 @@ def test_a_second_snapshot_of_a_round_does_not_spoil_the_first(tmp_path):
     assert len(files(tmp_path)) == 1
 
 
-def test_a_resumed_run_deletes_what_the_first_one_kept(tmp_path):
-    first = disk(tmp_path)
-    for round_idx in range(3):
-        first.save("a", w(round_idx), round_idx)
-        state = saved(first, round_idx + 1)
-    second = resumed(tmp_path, state)
-    for round_idx in range(3, 6):
-        second.save("a", w(round_idx), round_idx)
-        saved(second, round_idx + 1)
-    assert values(second, "a") == [5]
-    assert len(files(tmp_path)) == 2
-
-
 def fails(error):
     def call(*_):
         raise error

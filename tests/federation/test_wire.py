@@ -126,17 +126,6 @@ def test_what_is_not_sent_this_time_keeps_its_residual():
     assert kept == {"a": [0.0, 1.0], "b": [0.0, 3.0]}
 
 
-def test_a_federation_learns_over_it():
-    """Residuals go through the clients' memories; half precision is nearly lossless, NF4 is not."""
-    plain = weights(federate(rounds=4)[0])
-    half = weights(federate(rounds=4, channel=Wire(up=Quantize("fp16")))[0])
-    coarse, loop = federate(rounds=4, channel=Wire(up=CHAINS["top nf4"]))
-    for name, value in plain.items():
-        torch.testing.assert_close(half[name], value, rtol=0, atol=2e-3)
-        assert not torch.equal(weights(coarse)[name], value)
-    assert any(loop.memory.load(name).get("wire") for name in loop.clients)
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_what_is_not_finite_is_refused(way, bad):

@@ -92,16 +92,6 @@ def test_the_reference_is_computed_once_per_pair(llama, make_trainer, loader):
     assert len(module._reference) == 6
 
 
-def test_the_reference_is_the_base_whatever_the_adapter_is(llama):
-    batch = make_pair_batch()
-    start = ready(llama).pair_log_probs(batch)
-    module = tuned(ready(llama)).train()
-    torch.testing.assert_close(module.reference_log_probs(batch), start.detach())
-    assert not torch.allclose(module.pair_log_probs(batch), start)
-    assert all(part.training for part in module.modules())
-    assert all(weight.requires_grad for name, weight in module.named_parameters() if "lora_" in name)
-
-
 def test_each_precision_of_the_base_has_its_own_reference(llama):
     """As one device after the other has it, and the server again."""
     module, batch = tuned(ready(llama)), make_pair_batch()

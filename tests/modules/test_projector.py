@@ -27,20 +27,15 @@ def loader(number, seed, batch_size=64):
     return DataLoader(data, batch_size=batch_size, collate_fn=collate)
 
 
-def fit(module, folder, epochs=30):
-    made = trainer(epochs, default_root_dir=folder, num_sanity_val_steps=0)
-    made.fit(module, loader(512, seed=0), loader(128, seed=1, batch_size=64))
-    return made
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("projector")
     module = ProjectorModule(SMALL, LARGE, lr=0.01)
     before = alignment(module.project(vectors(128, 1)[0]), vectors(128, 1)[1])
-    trainer = fit(module, folder)
-    trainer.save_checkpoint(folder / "last.ckpt")
-    return module, before, trainer.callback_metrics, folder / "last.ckpt"
+    fit = trainer(30, default_root_dir=folder, num_sanity_val_steps=0)
+    fit.fit(module, loader(512, seed=0), loader(128, seed=1))
+    fit.save_checkpoint(folder / "last.ckpt")
+    return module, before, fit.callback_metrics, folder / "last.ckpt"
 
 
 def test_it_learns_what_the_large_encoder_says(trained):
@@ -77,17 +72,15 @@ def test_its_checkpoint_is_small_and_read_without_pickled_code(trained):
     assert content["hyper_parameters"]["small_dimension"] == SMALL
 
 
-def test_the_same_seed_gives_the_same_projector(tmp_path):
+def test_the_same_seed_gives_the_same_projector():
     with torch.random.fork_rng():
         torch.manual_seed(1)
         one = ProjectorModule(SMALL, LARGE, lr=0.01)
         torch.manual_seed(2)
         same, other = ProjectorModule(SMALL, LARGE, lr=0.01), ProjectorModule(SMALL, LARGE, seed=1)
-    for number, module in enumerate((one, same)):
-        fit(module, tmp_path / str(number), epochs=2)
     small = vectors(5, 2)[0]
     assert np.array_equal(one.project(small), same.project(small))
-    assert not np.array_equal(ProjectorModule(SMALL, LARGE).project(small), other.project(small))
+    assert not np.array_equal(one.project(small), other.project(small))
 
 
 @pytest.mark.parametrize("include_positive", [False, True])

@@ -71,24 +71,6 @@ def test_an_unknown_head_is_refused(llama, monkeypatch):
         ready(llama)
 
 
-def test_swapped_roles(llama):
-    batch = make_choice_batch()
-    ab, ba = ready(llama), ready(llama, choices=["B", "A"])
-    torch.testing.assert_close(ab.choice_logits(batch).flip(1), ba.choice_logits(batch))
-    swapped = {**batch, "labels": 1 - batch["labels"]}
-    torch.testing.assert_close(ab.example_losses(batch), ba.example_losses(swapped))
-
-
-def test_padding_does_not_count(llama):
-    module, batch = ready(llama), make_choice_batch()
-    wider = {
-        **batch,
-        "input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 4), value=7),
-        "attention_mask": torch.nn.functional.pad(batch["attention_mask"], (0, 4)),
-    }
-    torch.testing.assert_close(module.choice_logits(batch), module.choice_logits(wider))
-
-
 def test_words_that_are_not_one_token_are_refused(llama):
     with pytest.raises(ValueError, match=r"choices=\['Alpha', 'Beta'\].*'p', 'h', 'a'\]"):
         ready(llama, choices=["Alpha", "Beta"])

@@ -50,7 +50,8 @@ def test_the_best_are_chosen_by_the_model_that_chooses(build, words):
     (asked,) = scorer.asked  # one call
     assert asked[0] == [*(f"POST: w{20 + n} ANSWER:" for n in range(6)), ""]
     assert asked[1][-1] == [" " + " ".join(["y"] * (n + 1)) for n in range(6)]
-    module.choose("c1", scorer)  # has no more than it keeps
+    module.score_together(["c1"], scorer)  # has no more than it keeps
+    module.choose("c1", scorer)
     assert len(scorer.asked) == 1
     module.choose("c0", Scorer([0.0, 9.0, 0.0, 9.0, 0.0, 9.0]))
     assert set(sum(texts(module, words, Visit("c0", 4, "synthetic")), [])) == {line(0), line(2), line(4)}

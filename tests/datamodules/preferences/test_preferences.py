@@ -99,11 +99,11 @@ def test_sft_view_takes_the_chosen_answer(build, words):
 
 
 def test_indices_of_pairs_are_unique_over_training_validation_and_test(build, tmp_path):
-    test = write_rows(tmp_path / "test.jsonl", make_rows(3))
-    datamodule = build(make_rows(8, 2), ("fit", "test"), view="dpo", test_source=test)
+    other = write_rows(tmp_path / "other.jsonl", make_rows(3))
+    datamodule = build(make_rows(8, 2), ("fit", "test"), view="dpo", val_source=other, test_source=other)
     sets = (datamodule.train_set, datamodule.val_set, datamodule.test_set)
     indices = [example["index"] for dataset in sets for example in dataset]
-    assert len(indices) == 8 + 3 == len(set(indices))
+    assert len(indices) == 8 + 3 + 3 == len(set(indices))
 
 
 def test_held_out_debates_are_tested_on_and_never_trained_on(build, tmp_path):

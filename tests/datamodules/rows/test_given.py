@@ -2,17 +2,14 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from tiny_world import write_rows
 
 from fedlight import (
-    AugmentedInstructionDataModule,
     InstructionDataModule,
     PreferenceDataModule,
     PromptDataModule,
     SelfGeneration,
     SyntheticInstructionDataModule,
 )
-from fedlight.augmentation import RandomSampling
 from fedlight.datamodules.rows.given import RowsError
 from fedlight.datamodules.rows.split import Split
 
@@ -50,12 +47,6 @@ def test_votes_prompts_and_instructions_need_no_setting(form):
     for data in (InstructionDataModule(rows, split=ALL), made):
         assert ready(data).client_sizes() == {"u0": 3, "u1": 3}
         assert data.client_rows["u1"][0] == {"instruction": "w1", "input": "", "response": "x"}
-
-
-def test_chosen_and_rejected_need_no_setting():
-    rows = [{"prompt": "w1", "chosen": "x", "rejected": "y", "client": c} for c in "ab"]
-    data = ready(PreferenceDataModule(rows, view="dpo", split=ALL))
-    assert data.client_sizes() == {"a": 1, "b": 1}
 
 
 def test_given_and_read_rows_train_alike(tmp_path):
@@ -105,19 +96,6 @@ def test_numbers_stay_what_they_are():
     table = frame([{"client": n, "instruction": "w1", "response": "x"} for n in (7, 8)])
     assert table["client"].dtype == np.int64
     assert ready(InstructionDataModule(table, split=ALL)).client_sizes() == {"7": 1, "8": 1}
-
-
-def test_the_record_of_added_rows_is_of_these_rows(tmp_path):
-    def added(rows):
-        public = ROWS + [{"instruction": f"w{i}", "response": "y"} for i in range(10, 20)]
-        public = write_rows(tmp_path / "public.jsonl", public)
-        folder = tmp_path / "record"
-        settings = {"augmentation": RandomSampling(2), "augmentation_folder": str(folder), "split": ALL}
-        ready(AugmentedInstructionDataModule(rows, public, **settings))
-        return (folder / "settings.json").read_bytes()
-
-    other = [*ROWS[:-1], ROWS[0] | {"response": "z"}]
-    assert added(ROWS) == added(list(ROWS)) != added(other)
 
 
 @pytest.mark.parametrize(

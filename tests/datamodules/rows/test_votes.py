@@ -57,12 +57,7 @@ def test_an_answer_that_is_the_users_turn_is_missing():
 
 def test_columns_inside_columns():
     # The shape of openai/summarize_from_feedback, comparisons.
-    shape = {
-        "info": {"id": "t3_1", "post": "post", "title": "title", "subreddit": "aww"},
-        "summaries": [{"text": "first", "policy": "sup2", "note": "ok"}, {"text": "second", "policy": "ref"}],
-        "choice": 1,
-        "worker": "w1",
-    }
+    shape = {"info": {"id": "t3_1", "post": "post"}, "summaries": [{"text": "first"}, {"text": "second"}]}
     assert value_at(shape, "summaries.1.text") == "second"
     assert text_at(shape, "info.article") == ""
     assert text_at({"turns": ["one ", "two"]}, "turns") == "one\n\ntwo"

@@ -64,16 +64,6 @@ def test_the_slot_that_may_lose_text():
         Template.named("tldr_choice").trimming("text")
 
 
-def test_alpaca_without_input_takes_the_short_form():
-    template = Template.named("alpaca")
-    long = template.render({"instruction": "add", "input": "1 2"}, ending=" 3")
-    assert (long.trimmable, long.after) == ("1 2", "\n\n### Response: 3")
-    short = template.render({"instruction": "add", "input": "  "}, ending=" 3")
-    assert "Input" not in short.text
-    assert short.text.endswith("### Instruction:\nadd\n\n### Response: 3")
-    assert template.required == ("instruction",)
-
-
 def test_alpaca_joined_appends_the_input_to_the_instruction():
     """OpenFedLLM's format, which FedDCA trains with: one form for all rows, the instruction's."""
     template = Template.named("alpaca_joined")
@@ -86,7 +76,7 @@ def test_alpaca_joined_appends_the_input_to_the_instruction():
         assert alone.text == f"{begin}Say hello.\n\n### Response: 3"
         assert alone == Template.named("alpaca").render({"instruction": "Say hello.", "input": empty}, " 3")
     assert template.slots == ("instruction", "input")
-    assert template.required == ("instruction",)
+    assert template.required == Template.named("alpaca").required == ("instruction",)
 
 
 def test_braces_in_the_data_are_text():

@@ -53,19 +53,6 @@ class ByHand:
         return self.algorithm.state_dict()["control"]["w"].item()
 
 
-def test_two_rounds_by_hand():
-    """Four clients; the gradients are constants, so a control is its client's last gradient."""
-    run = ByHand(dict.fromkeys("abcd", 5), Scaffold("uniform"))
-    run.round({"a": 4.0, "b": 8.0})  # c = 0: FedAvg, w moves by -(4 + 8) / 2
-    assert run.state["w"].item() == -6.0
-    assert run.controls() == {"a": 4.0, "b": 8.0}
-    assert run.control == (4 + 8) / 4
-    run.round({"b": 8.0, "c": 12.0})  # b steps by 8 + 3 - 8, c by 12 + 3 - 0
-    assert run.state["w"].item() == -6.0 - (3 + 15) / 2
-    assert run.controls() == {"a": 4.0, "b": 8.0, "c": 12.0}
-    assert run.control == (4 + 8 + 12) / 4
-
-
 def test_a_tensor_without_a_gradient_has_a_gradient_of_zero():
     """Its client's control goes to 0, rather than by -c a visit for ever."""
     run = ByHand({"a": 1, "b": 1}, Scaffold())

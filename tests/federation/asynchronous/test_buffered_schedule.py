@@ -67,29 +67,6 @@ def test_a_trace_written_by_hand():
     assert [step.versions for step in steps] == [{0}, {0}, {2}, {3}, {3}, {5}]
 
 
-def test_dropouts_written_by_hand():
-    """b leaves after a second, c is absent, d has no memory: the step has what is left, and each is asked once a round."""
-    takes = {"a": (2.0, ""), "b": (1.0, "left"), "c": (0.0, "absent"), "d": (0.0, "out_of_memory")}
-    first, second = play(2, takes, buffer_size=2, concurrency=4)
-    assert trace([first, second]) == [(2.0, [("a", 0, 0, 2.0)]), (4.0, [("a", 1, 0, 4.0)])]
-    for step, start in ((first, 0.0), (second, 2.0)):
-        assert [(one.client_id, one.reason, one.end_seconds) for one in step.dropouts] == [
-            ("c", "absent", start),
-            ("d", "out_of_memory", start),
-            ("b", "left", start + 1.0),
-        ]
-        assert step.at_work == ()
-
-
-def test_with_nobody_at_all_the_server_waits_and_the_model_stays():
-    steps = play(3, {"a": (0.0, "absent"), "b": (0.0, "absent")}, buffer_size=1, concurrency=2)
-    assert [(step.end_seconds, step.arrivals, len(step.dropouts)) for step in steps] == [
-        (600.0, (), 2),
-        (1200.0, (), 2),
-        (1800.0, (), 2),
-    ]
-
-
 def test_a_server_that_does_not_wait_asks_on_until_somebody_is_there():
     takes = dict.fromkeys("abcdefg", (0.0, "absent")) | {"h": (2.0, "")}
     for step in play(4, takes, buffer_size=1, concurrency=2, idle_seconds=0.0):
@@ -99,15 +76,6 @@ def test_a_server_that_does_not_wait_asks_on_until_somebody_is_there():
     assert (step.end_seconds, step.arrivals, len(step.dropouts)) == (0.0, (), 7)
     step = next_step(0, 0.0, (), ["a", "b"], lambda *_: [], 1, 1, seed=0, idle_seconds=0.0)  # without work
     assert (step.arrivals, step.dropouts) == ((), ())
-
-
-def test_buffer_cohort_and_concurrency_of_one_size_on_equal_devices_are_synchronous_cohorts():
-    clients = [f"c{i}" for i in range(7)]
-    steps = play(5, lambda *_: (4.0, ""), buffer_size=3, concurrency=3, seed=5, clients=clients)
-    for idx, step in enumerate(steps):
-        assert [one.client_id for one in step.arrivals] == uniform_cohort(clients, 3, 5, idx)
-        assert [step.staleness(one) for one in step.arrivals] == [0, 0, 0]
-        assert (step.end_seconds, step.at_work, step.dropouts) == (4.0 * (idx + 1), (), ())
 
 
 class Ticking:

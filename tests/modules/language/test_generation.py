@@ -210,14 +210,6 @@ def test_an_empty_stop_is_refused(module):
         module.generate(PROMPTS[:3], max_new_tokens=2, stop=["x", ""])
 
 
-def test_blanks_stay_where_they_are_wanted(module):
-    texts = module.generate(PROMPTS[:3], n=20, temperature=1.5, max_new_tokens=6, seed=1, strip=False)
-    flat = [text for own in texts for text in own]
-    stripped = module.generate(PROMPTS[:3], n=20, temperature=1.5, max_new_tokens=6, seed=1)
-    assert [[text.strip() for text in own] for own in texts] == stripped
-    assert any(text != text.strip() for text in flat)
-
-
 def test_a_tokenizer_that_drops_the_first_blank(tiny_model):
     """Words of the embedded world are joined by blanks; what follows a prompt begins with one."""
     module = SFTModule(tiny_model)

@@ -59,24 +59,6 @@ def test_cosine_without_an_end_is_refused(llama, make_trainer, loader):
         make_trainer(max_epochs=-1).fit(module, loader([make_sft_batch()]))
 
 
-def test_step_of_adamw_is_that_of_the_paper():
-    """Loshchilov and Hutter, 2019, algorithm 2, written out."""
-    settings = {"betas": [0.8, 0.95], "weight_decay": 0.1, "eps": 1e-3}
-    draw = torch.Generator().manual_seed(0)
-    weight = torch.randn(7, generator=draw, dtype=torch.float64)
-    found = nn.Parameter(weight.clone())
-    optimizer = make_optimizer("AdamW", [found], 0.5, settings)
-    first = second = torch.zeros(7, dtype=torch.float64)
-    for step in range(10):
-        gradient, lr = torch.randn(7, generator=draw, dtype=torch.float64), 0.5 / (1 + step)
-        optimizer.param_groups[0]["lr"], found.grad = lr, gradient
-        optimizer.step()
-        first, second = 0.8 * first + 0.2 * gradient, 0.95 * second + 0.05 * gradient**2
-        corrected = (second / (1 - 0.95 ** (step + 1))).sqrt() + 1e-3
-        weight = weight * (1 - lr * 0.1) - lr * first / (1 - 0.8 ** (step + 1)) / corrected
-    torch.testing.assert_close(found.detach(), weight, rtol=0, atol=1e-13)
-
-
 @pytest.mark.parametrize(("name", "expected"), [("AdamW", 8.0), ("SGD", 0.0)])
 def test_memory_of_moments_is_that_of_the_class(name, expected):
     assert moment_bytes_per_weight(make_optimizer(name, [nn.Parameter(torch.ones(1))], 0.1, {})) == expected
