@@ -71,7 +71,7 @@ def test_an_unknown_head_is_refused(llama, monkeypatch):
         ready(llama)
 
 
-def test_words_that_are_not_one_token_are_refused(llama):
+def test_what_cannot_be_is_refused(llama, bert):
     with pytest.raises(ValueError, match=r"choices=\['Alpha', 'Beta'\].*'p', 'h', 'a'\]"):
         ready(llama, choices=["Alpha", "Beta"])
     with pytest.raises(ValueError, match="one distinct token"):
@@ -80,6 +80,10 @@ def test_words_that_are_not_one_token_are_refused(llama):
         SelectorModule(llama, choices=["A", "B", "C"])
     with pytest.raises(ValueError, match=r"head='clasifier' .* did you mean 'classifier'"):
         SelectorModule(llama, head="clasifier")
+    with pytest.raises(ValueError, match=r"lora\.targets names the output head"):
+        ready(llama, lora=Lora(targets=["q_proj", "lm_head"]))
+    with pytest.raises(ValueError, match="use head='choice'"):
+        ready(bert, head="classifier").generate(["the cat"])
 
 
 def test_a_word_level_tokenizer_has_to_know_both_choices():
@@ -92,11 +96,6 @@ def test_a_word_level_tokenizer_has_to_know_both_choices():
     assert choice_tokens(tokenizer("A", "B"), ["A", "B"]) == [2, 3]
     with pytest.raises(ValueError, match=r"\[':', '<unk>'\]"):
         choice_tokens(tokenizer("A"), ["A", "B"])
-
-
-def test_a_trained_output_head_is_refused(llama):
-    with pytest.raises(ValueError, match=r"lora\.targets names the output head"):
-        ready(llama, lora=Lora(targets=["q_proj", "lm_head"]))
 
 
 def test_accuracy_counts_examples_not_batches(llama, make_trainer, loader):
@@ -141,8 +140,3 @@ def test_a_classifier_sees_segments(bert):
     module, batch = ready(bert, head="classifier"), make_choice_batch()
     segments = {**batch, "token_type_ids": (torch.arange(9) > 4).long().expand(3, 9)}
     assert not torch.allclose(module.choice_logits(batch), module.choice_logits(segments))
-
-
-def test_a_classifier_does_not_generate(bert):
-    with pytest.raises(ValueError, match="use head='choice'"):
-        ready(bert, head="classifier").generate(["the cat"])

@@ -175,13 +175,15 @@ def test_an_empty_public_set_is_refused(build, tmp_path):
         build(Every(), public=[])
 
 
-def test_settings_that_contradict_each_other_are_refused(build, tmp_path):
+def test_settings_that_cannot_be_are_refused(build, tmp_path):
     with refusal(r"public_split has 2 entries, but public_source has 1"):
         build(Every(), public_split=["train", "test"])
     with refusal(r"public_columns.0 has no 'response'"):
         build(Every(), public_columns=[{"response": ""}])
     with refusal(r"private_rows=0 must be at least 1"):
         build(Every(), private_rows=0)
+    with pytest.raises(ValueError, match=r"number=0 must be at least 1"):
+        Nearest(HashedEncoder(8), 0)
 
 
 def test_alpaca_rows_without_an_input_column(build):
@@ -369,11 +371,6 @@ def test_an_argument_that_is_not_kept_is_found():
 
     with pytest.raises(AttributeError, match="lost"):
         settings_of(Forgets(1, 2))
-
-
-def test_a_number_of_rows_below_one_is_refused():
-    with pytest.raises(ValueError, match=r"number=0 must be at least 1"):
-        Nearest(HashedEncoder(8), 0)
 
 
 def added(*rows, score=0.5):

@@ -241,11 +241,8 @@ def test_settings_that_cannot_be_are_refused(build, options, named):
         build(setup=False, **options)
 
 
-def test_a_module_that_writes_nothing_is_refused(build):
+def test_a_module_that_writes_nothing_and_candidates_by_lot_are_refused(build):
     with pytest.raises(TypeError, match="Linear generates no text: train a LanguageModule"):
         build().synthesize(0, ["c0"], nn.Linear(1, 1))
-
-
-def test_candidates_are_not_by_lot(build):
     with pytest.raises(ValueError, match="makes examples of clients' rows: take InstructionDataModule"):
         build().draw_by_lot()

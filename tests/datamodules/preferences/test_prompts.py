@@ -53,6 +53,8 @@ def test_what_cannot_be_excluded_is_named(tmp_path, posts, excluded, causal):
     every = write_rows(tmp_path / "all.jsonl", [{"text": f"w{n}"} for n in range(6)])
     with pytest.raises(RowsError, match=r"exclude leaves none of 6 prompts \(6 in clients\)"):
         ready(posts, causal, exclude={"clients": Excluded(every, column="text", slot="post")})
+    with pytest.raises(RowsError, match=r"every row has an empty post: check the columns"):
+        ready([{"post": ""}], causal)
     with pytest.raises(RowsError, match=r"no column 'body'"):
         ready(posts, causal, exclude={"clients": Excluded(every, column="body", slot="post")})
     with refusal(r"exclude.clients.slot='title' is none of the prompts' slots \(post\)"):

@@ -75,16 +75,13 @@ def test_a_missing_column_names_file_column_and_what_there_is():
         read([row()], {**COLUMNS, "score_a": "a"})
 
 
-def test_unknown_choice_values():
+def test_unknown_choice_values_and_no_vote_left_are_refused():
     with pytest.raises(RowsError, match=r"row 2: the choice '2' is none of choice_values \(0, 1, tie\)"):
         read([row(), row(choice=2)])
     with pytest.raises(ValueError, match=r"has the key 'A'; it takes a, b and tie"):
         read([row()], values={"A": 0})
     with pytest.raises(ValueError, match=r"gives 0 two meanings, a and b"):
         read([row()], values={"a": 0, "b": [1, 0]})
-
-
-def test_no_vote_left():
     with pytest.raises(RowsError, match=r"1 ties.*No vote is left"):
         read([row(choice="tie")])
 

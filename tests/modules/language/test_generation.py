@@ -205,9 +205,11 @@ def test_a_stop_is_seen_where_it_crosses_tokens(module):
     assert make_stopping(module.tokenizer, ["the c"], width)(ids, None).tolist() == [False]
 
 
-def test_an_empty_stop_is_refused(module):
+def test_stops_that_cannot_be_are_refused(module):
     with pytest.raises(ValueError, match="an empty text would end every completion"):
         module.generate(PROMPTS[:3], max_new_tokens=2, stop=["x", ""])
+    with pytest.raises(ValueError, match=r"stop='Question:' is one text.* give \['Question:'\]"):
+        module.generate(PROMPTS[:3], stop="Question:")
 
 
 def test_a_tokenizer_that_drops_the_first_blank(tiny_model):
@@ -228,12 +230,6 @@ def test_what_fits_is_known_beforehand(module):
     assert len(module.generate(prompts, max_new_tokens=64 - lengths[1])) == 2
     with pytest.raises(ValueError, match="prompt 1 has"):
         module.generate(prompts, max_new_tokens=64 - lengths[1] + 1)
-
-
-def test_a_stop_text_outside_of_a_list_is_refused(module):
-    """Each of its letters would be a stop text."""
-    with pytest.raises(ValueError, match=r"stop='Question:' is one text.* give \['Question:'\]"):
-        module.generate(PROMPTS[:3], stop="Question:")
 
 
 def test_predictions_end_before_the_stop_of_their_batch(llama):
