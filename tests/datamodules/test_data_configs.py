@@ -33,13 +33,8 @@ WORKERS, CLIENTS = ["w0", "w1", "w2"], [f"c{n}" for n in range(10)]
 @pytest.mark.parametrize(
     ("name", "rows", "overrides", "clients", "sizes"),
     [
-        (
-            "tldr_comparisons",
-            TLDR,
-            ("--data.view=selector",),
-            WORKERS,
-            (18, 6, 24),
-        ),  # one of four pairs validates
+        # one of four pairs validates
+        ("tldr_comparisons", TLDR, ("--data.view=selector",), WORKERS, (18, 6, 24)),
         ("tldr_comparisons", TLDR, ("--data.view=dpo",), WORKERS, (9, 3, 12)),
         ("tldr_comparisons", TLDR, ("--data.view=sft",), WORKERS, (9, 3, 12)),
         ("shp", SHP, EIGHT, CLIENTS[:8], (766, 34, 800)),

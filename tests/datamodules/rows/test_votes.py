@@ -39,20 +39,12 @@ def test_what_is_left_out_is_counted():
     assert (votes.winner, votes.comparison, votes.clients) == ([0, 1, 1, 1], [0] * 4, [*"uuvw"])
 
 
-def test_chosen_and_rejected():
-    columns = {"prompt": "prompt", "chosen": "b", "rejected": "a"}
-    votes = read([row(), row(prompt="q")], columns)
-    assert [(c.first, c.second) for c in votes.comparisons] == [("y", "x"), ("y", "x")]
-    assert votes.winner == [0, 0]
-    assert votes.number_prompts().tolist() == [0, 1]
-
-
 def test_an_answer_that_is_the_users_turn_is_missing():
     answer, question = {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}
     rows = [row(a=[answer], b="y"), row(a=[answer, question], b="z")]
     votes = read(rows, {"prompt": "prompt", "chosen": "b", "rejected": "a.-1"})
     assert [(c.first, c.second) for c in votes.comparisons] == [("y", "x")]
-    assert votes.counts.missing == 1
+    assert (votes.winner, votes.counts.missing) == ([0], 1)
 
 
 def test_columns_inside_columns():
@@ -105,3 +97,6 @@ def test_inverted_shp_labels_are_refused():
     fix = r"SHP: in 2 of 2 rows.*set choice_values.a: \['1'\] and choice_values.b: \['0'\]"
     with pytest.raises(RowsError, match=fix):
         read_votes(SHP, SHP_COLUMNS, {"a": 0, "b": 1}, ("instruction",), "SHP")
+    chosen = {"chosen": "human_ref_A", "rejected": "human_ref_B", "score_a": "score_A", "score_b": "score_B"}
+    with pytest.raises(RowsError, match="SHP: in 1 of 2 rows the choice contradicts the scores"):
+        read_votes(SHP, {"instruction": "history", **chosen}, {}, ("instruction",), "SHP")

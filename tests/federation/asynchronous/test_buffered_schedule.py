@@ -74,10 +74,8 @@ def test_a_server_that_does_not_wait_asks_on_until_somebody_is_there():
     del takes["h"]
     (step,) = play(1, takes, buffer_size=1, concurrency=2, idle_seconds=0.0)
     assert (step.end_seconds, step.arrivals, len(step.dropouts)) == (0.0, (), 7)
-    (step,) = play(
-        1, {"h": (0.0, "")}, buffer_size=1, concurrency=1
-    )  # a visit that takes no time is none that fails
-    assert (len(step.arrivals), step.dropouts) == (1, ())
+    (step,) = play(1, {"h": (0.0, "")}, buffer_size=1, concurrency=1)
+    assert (len(step.arrivals), step.dropouts) == (1, ())  # to take no time is not to fail
     step = next_step(0, 0.0, (), ["a", "b"], lambda *_: [], 1, 1, seed=0, idle_seconds=0.0)  # without work
     assert (step.arrivals, step.dropouts) == ((), ())
 
