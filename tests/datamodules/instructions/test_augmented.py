@@ -8,7 +8,7 @@ from tiny_world import read_lines, write_rows
 
 from fedlight import AugmentedInstructionDataModule, Partition, Visit
 from fedlight.datamodules.instructions.augmentation import Added, Augmentation, settings_of
-from fedlight.datamodules.instructions.augmented import check_added, describe_added, describe_missing_public
+from fedlight.datamodules.instructions.augmented import check_added, describe_added
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.vectors.encoders import HashedEncoder
@@ -401,9 +401,3 @@ def test_the_report_counts():
 def test_an_augmentation_that_breaks_its_word_is_refused(given, complaint):
     with pytest.raises(ValueError, match=f"Nearest gave.*{complaint}"):
         check_added(Nearest(HashedEncoder(8), 2), given, ["u"], 4)
-
-
-def test_what_is_right_is_not_refused():
-    generated = [Added({"response": "r"}), Added({"response": "r"})]
-    check_added(Nearest(HashedEncoder(8), 2), {"u": added(0, 3), "v": [], "w": generated}, ["u", "v", "w"], 4)
-    assert "set public_source" in describe_missing_public(Nearest(HashedEncoder(8), 2))

@@ -252,12 +252,8 @@ def test_the_counted_cost_is_that_of_a_row_per_text(long_llama):
 @pytest.mark.parametrize(
     ("prompt", "rest", "texts", "hidden_size", "expected"),
     [
-        *(
-            (140, 44, 2, 576, True),
-            (32, 32, 2, 576, True),
-            (70, 300, 2, 576, False),
-            (400, 1500, 2, 576, False),
-        ),
+        *((140, 44, 2, 576, True), (32, 32, 2, 576, True)),
+        *((70, 300, 2, 576, False), (400, 1500, 2, 576, False)),
         # 11 x 410 = 4,510 tokens become 3,110, but attention sees 3,110^2 pairs instead of 11 x 410^2 = 1,360^2.
         *((140, 270, 11, 64, False), (140, 270, 11, 4096, True)),
     ],
