@@ -98,16 +98,6 @@ def test_a_word_level_tokenizer_has_to_know_both_choices():
         choice_tokens(tokenizer("A"), ["A", "B"])
 
 
-def test_accuracy_counts_examples_not_batches(llama, make_trainer, loader):
-    module, trainer = ready(llama), make_trainer()
-    batches = [make_choice_batch(batch=1, seed=1), make_choice_batch(batch=4, seed=2)]
-    [metrics] = trainer.test(module, loader(batches), verbose=False)
-    right = sum(int((module.choice_logits(b).argmax(1) == b["labels"]).sum()) for b in batches)
-    assert metrics["test/accuracy"] == pytest.approx(right / 5)
-    losses = torch.cat([module.example_losses(b) for b in batches])
-    assert metrics["test/loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
-
-
 @pytest.mark.parametrize("encoder", ["bert", "bert_without_pooler"])
 def test_a_classifier_has_the_layers_that_its_base_lacks(request, encoder):
     names = set(ready(request.getfixturevalue(encoder), head="classifier").state_dict())

@@ -78,14 +78,15 @@ def test_the_majority_is_what_accuracy_means(llama, make_trainer, loader):
 
 
 def test_one_adapter_is_evaluated_as_it_was(llama, make_trainer, loader):
+    """And over batches of unlike sizes each example counts alike."""
     module, batch = settled(llama, 1), make_choice_batch(batch=8)
-    logits, labels = module.choice_logits(batch).detach(), batch["labels"]
-    found, metrics = outputs_of(make_trainer(), module, loader([batch]))
-    right = logits.argmax(dim=1) == labels
-    assert metrics == {
-        "test/loss": choice_loss(logits, labels).mean().item(),
-        "test/accuracy": right.float().mean().item(),
-    }
+    other = make_choice_batch(batch=1, seed=1)
+    logits, more = (module.choice_logits(one).detach() for one in (batch, other))
+    right, last = (each.argmax(dim=1) == one["labels"] for each, one in ((logits, batch), (more, other)))
+    found, metrics = outputs_of(make_trainer(), module, loader([batch, other]))
+    losses = torch.cat([choice_loss(logits, batch["labels"]), choice_loss(more, other["labels"])])
+    expected = {"test/loss": losses.mean().item(), "test/accuracy": (right.sum() + last.sum()).item() / 9}
+    assert metrics == pytest.approx(expected, rel=1e-6)
     assert torch.equal(found["correct"], right[:, None])
     assert torch.equal(found["vote"], right)
     [predicted] = make_trainer().predict(module, loader([batch]))

@@ -162,13 +162,6 @@ def wide_on_a_cpu_with_bf16(monkeypatch, speed):
     monkeypatch.setattr(number_type, "bf16_speed", lambda width: speed)
 
 
-@pytest.mark.parametrize(("speed", "dtype"), [(1.5, torch.bfloat16), (1.0, torch.float32)])
-def test_a_module_is_loaded_in_what_auto_is(build, monkeypatch, speed, dtype):
-    wide_on_a_cpu_with_bf16(monkeypatch, speed)
-    module, _ = build("sft")
-    assert module.causal_lm.dtype == dtype
-
-
 def test_all_processes_take_what_the_first_one_measured(llama, monkeypatch):
     from fedlight.modules.language import module as language_module
 
