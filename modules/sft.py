@@ -33,6 +33,13 @@ class SFTModule(LanguageModule):
         losses = sft_loss(*response_log_probs(self.causal_lm, batch))
         return losses * batch["weights"] if "weights" in batch else losses
 
+    def check_one_adapter(self) -> None:
+        """Raise ValueError where ``adapter`` is a folder of several, of which the first alone would write."""
+        if len(self.adapter_names) > 1:
+            raise ValueError(
+                f"adapter={self.options.adapter!r} has several adapters: give one of its folders, such as adapter0 in it"
+            )
+
     def free_energies(
         self, prompts: Sequence[str], answers: Sequence[str], temperature: float = 1.0
     ) -> list[float]:

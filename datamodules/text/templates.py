@@ -144,7 +144,8 @@ class Template:
         message of ``chat`` follows from the columns of the rows, as far as they are known, else from ``asks``.
 
         Raises:
-            ValueError: ``name`` is neither a known name nor a text with named slots.
+            ValueError: ``name`` is neither a known name nor a text with named slots, or shows ``response_a`` or
+                ``response_b`` where ``asks`` is no choice.
 
         Examples:
             >>> Template.named("Claim: {prompt}").trim
@@ -156,12 +157,17 @@ class Template:
         """
         kind, colon, message = name.partition(":")
         if kind == CHAT and (colon or kind == name):
-            inner = cls.named(message.lstrip(" ")) if colon else _default_message(columns, asks)
+            inner = cls.named(message.lstrip(" "), asks=asks) if colon else _default_message(columns, asks)
             return replace(inner, is_chat=True)
         text = name if "{" in name else _find_text(name)
         slots = _list_slots(text)
         if any(slot == "" for _, slot, _, _ in Formatter().parse(text)):
             raise ValueError(f"template={name!r} has {{}}, a slot without a name: name it, as in {{prompt}}")
+        if asks != "choice" and (shown := next((slot for slot in slots if slot in ANSWER_SLOTS), None)):
+            raise ValueError(
+                f"template={name!r} has the slot {{{shown}}}, which choice_template alone fills: leave it out, or give its "
+                "column another name"
+            )
         trim = next((slot for slot in TRIM_ORDER if slot in slots), None)
         if name in ("alpaca", "alpaca_joined"):
             return cls(text, trim, without=cls(ALPACA_NO_INPUT, "instruction"))

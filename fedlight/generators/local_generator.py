@@ -88,10 +88,7 @@ class LocalGenerator(ReadsModel, TextGenerator):
         self.stop = [*self.stop, *self._template.stops]
         self._counts = Counter(answers=0, cut=0, too_long=0)
         self._module = self._new()
-        if len(self._module.adapter_names) > 1:  # also looks into the folder now, not at the first prompt
-            raise ValueError(
-                f"adapter={adapter!r} has several adapters: give one of its folders, such as adapter0 in it"
-            )
+        self._module.check_one_adapter()  # looks into the folder now, not at the first prompt
 
     def complete(self, prompts: Sequence[str], draw: int = 0) -> list[str]:
         module = self._loaded()

@@ -85,6 +85,7 @@ class LocalJudge(ReadsModel, Judge):
             adapter=adapter,
             execution=Execution(trust_remote_code=trust_remote_code),
         )
+        self._module.check_one_adapter()
 
     def verdicts(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
         check_slots(self.question.slots, fields, "LocalJudge")

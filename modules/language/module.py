@@ -456,6 +456,7 @@ class LanguageModule(ReadsModel, OptimizedModule):
         Raises:
             ValueError: the folder has other adapters.
         """
+        self.configure_model()
         adapter_folders.save_adapters(self.network, folder)
 
     def save_merged(self, folder: str | Path) -> None:
@@ -464,5 +465,6 @@ class LanguageModule(ReadsModel, OptimizedModule):
         Raises:
             ValueError: the base is quantized, or there are several adapters.
         """
+        self.configure_model()
         adapters.merge_copy(self.network, self.options.base).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

@@ -59,7 +59,7 @@ def test_both_answers_are_greedy_ones_of_the_run_and_of_its_base(run, piped):
 
 def test_the_preference_is_that_of_the_exported_selectors(selectors, base, exported_selectors):
     exported = Selectors(exported_selectors, base)
-    fields = dict.fromkeys(Template.named(exported.template).slots, "apple")
+    fields = dict.fromkeys(Template.named(exported.template, asks="choice").slots, "apple")
     with chat._selector(str(selectors)) as judge:
         said = chat.preference(judge, fields, "apple", *PAIR)
         assert chat.preference(judge, fields, "apple", PAIR[0], PAIR[0]) == "both answers are the same"

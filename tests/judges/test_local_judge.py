@@ -6,6 +6,7 @@ from transformers import AutoTokenizer
 
 from fedlight.evaluation.judge import BothPositions
 from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.generators.local_generator import LocalGenerator
 from fedlight.judges.duels import made_judge
 from fedlight.judges.local_judge import LocalJudge, likeliest
 from fedlight.judges.pairwise import WORDS, pairwise_prompt
@@ -115,7 +116,13 @@ def test_a_chat_template_is_around_the_question(tmp_path):
     assert asked.verdicts(FIELDS[:1], OURS[:1], THEIRS[:1])[0] in WORDS.values()
 
 
-def test_what_is_wrong_is_said(tiny_model):
+def test_what_is_wrong_is_said(tiny_model, tmp_path):
+    SFTModule(tiny_model, num_adapters=2).save_adapter(tmp_path)
+    for reads in (LocalJudge, LocalGenerator):
+        with pytest.raises(
+            ValueError, match="has several adapters: give one of its folders, such as adapter0"
+        ):
+            reads(tiny_model, adapter=str(tmp_path))
     with pytest.raises(ValueError, match="most_words=0 must be at least 1"):
         judge(tiny_model, most_words=0)
     with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):

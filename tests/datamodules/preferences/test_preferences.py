@@ -134,7 +134,7 @@ UNKNOWN = [{**row, "response_a": f"gut{row['response_a']}", "response_b": "schle
         ),
         (
             {"view": "dpo", "generation_template": "{response_a}{prompt}"},
-            "{response_a}, so each prompt would show",
+            "{response_a}, which choice_template alone fills",
         ),
         ({"stages": ("test",)}, "set test_source, or holdout"),
         ({"rows": UNKNOWN}, "67% of the text is unknown to the tokenizer"),

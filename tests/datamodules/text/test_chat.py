@@ -109,7 +109,7 @@ def test_the_choice_follows_the_last_line_as_the_answer():
     assert spell(tokenizer, ids[len(asked) :]) == "CHOICE: "
     assert tokenizer.convert_ids_to_tokens(list(choice_ids(tokenizer, template))) == ["A", "B"]
     with refusal("has a slot in its last line"):
-        check_choice(Template.named("chat:{response_a} or {response_b}:"))
+        check_choice(Template.named("chat:{response_a} or {response_b}:", asks="choice"))
 
 
 def test_examples_of_a_task_are_turns():

@@ -54,14 +54,14 @@ def test_the_paper_s_templates_word_for_word(name):
 
 
 def test_the_slot_that_may_lose_text():
-    assert {name: Template.named(name).trim for name in FIGURE_4} == {
+    assert {name: Template.named(name, asks="choice").trim for name in FIGURE_4} == {
         **{"tldr_generation": "post", "tldr_choice": "post", "alpaca": "input"},
         **{"alpaca_no_input": "instruction", "shp_choice": "instruction"},
     }
-    assert Template.named("tldr_choice").trimming("title").trim == "title"
-    assert Template.named("tldr_choice").trimming(None).required == ()
+    assert Template.named("tldr_choice", asks="choice").trimming("title").trim == "title"
+    assert Template.named("tldr_choice", asks="choice").trimming(None).required == ()
     with refusal(r"trim='text' is no slot of the template; it has subreddit, title, post"):
-        Template.named("tldr_choice").trimming("text")
+        Template.named("tldr_choice", asks="choice").trimming("text")
 
 
 def test_alpaca_joined_appends_the_input_to_the_instruction():
@@ -90,6 +90,9 @@ def test_a_text_of_your_own_and_unknown_names():
         Template.named("Q: {}")
     with refusal(r"template='tdlr_choice' is not one of alpaca"):
         Template.named("tdlr_choice")
+    for name in ("Q: {prompt} {response_a}", "tldr_choice", "chat:{response_b}"):
+        with refusal(r"has the slot \{response_[ab]\}, which choice_template alone fills: leave it out"):
+            Template.named(name)
 
 
 def test_a_choice_template_shows_both_answers_and_ends_with_a_colon():
