@@ -22,14 +22,7 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def test_a_curve_adds_up_what_was_sent_until_each_validated_round(run):
-    curve = budget_plots.budget_curve(run, "val/accuracy")
-    assert curve["metric"] == [0.5, 0.9, 0.75]
-    assert curve["seconds"] == [7200.0, 7800.0, 9000.0]
-    assert curve["megabytes"] == [2.0, 2.0, 5.0]
-
-
-def test_the_figure_as_a_stage(run, tmp_path):
+def test_the_figure_adds_up_what_was_sent_until_each_validated_round(run, tmp_path):
     output = tmp_path / "plot/quality.svg"
     settings = {"runs": {"phones": str(run), "other": str(run)}, "output": str(output)}
     spec = {"call": "fedlight.report.figures.budget_plots.quality_under_budget", "with": settings}
@@ -90,10 +83,8 @@ def test_quality_at_the_time_and_the_bytes_that_all_runs_reach(run, longer):
         **{"hours": 2.5, "megabytes": 5.0, "took_part": 2.0, "absent": 1.0, "late": 1.0},
     }
     # At 9,000 and at 4,500 of its 10,000 seconds; at two and at one of its two megabytes.
-    assert long["at_time"] == 0.25
-    assert long["at_half_time"] is None
-    assert (long["at_bytes"], long["at_half_bytes"], long["at_end"]) == (1.0, 0.25, 1.0)
-    assert (long["took_part"], long["late"]) == (1.0, 1.0)
+    reached = {"at_time": 0.25, "at_half_time": None, "at_bytes": 1.0, "at_half_bytes": 0.25, "at_end": 1.0}
+    assert (reached | {"took_part": 1.0, "late": 1.0}).items() <= long.items()
 
 
 def test_a_budget_of_ones_own_must_lie_in_all_runs(run, longer):

@@ -47,12 +47,6 @@ def test_the_table_of_a_recipe_has_the_colours_of_the_stages_that_it_names(tmp_p
     assert looks["raw"]["color"] not in COLORS
 
 
-def test_a_single_line_is_named_as_well(tmp_path):
-    metrics(stage_folder(tmp_path / "seed0/alone"), "val/accuracy")
-    (chart,) = curves.section(read_runs([tmp_path])).parts
-    assert [text.get_text() for text in chart.figure.legends[0].get_texts()] == ["alone"]
-
-
 def test_the_clients_of_a_method_are_drawn_in_its_colour(tmp_path):
     metrics(stage_folder(tmp_path / "seed0/first"), "val/loss")
     rows = "stage,round,client,accuracy,own_accuracy\n" + "".join(f"val,{n},c{n},0.5,\n" for n in range(2))

@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
+from finished import finished
 from matplotlib.colors import to_rgb
 from tiny_world import write_lines
 
 from fedlight.recipes.stages import Stage
 from fedlight.report.figures import plots, style
+from fedlight.report.figures.plots import Estimate
 from fedlight.support.files import read_json
 
 METRICS = "epoch,step,train/loss,win_rate/oracle,win_rate/selector"
@@ -40,17 +42,6 @@ RATES = {
 }
 
 
-def test_the_rows_have_the_best_and_the_last_and_an_svg_nothing_but_them(runs, tmp_path):
-    rows = plots.reward_hacking(runs, str(tmp_path / "figure.svg"))["rows"]
-    names = ("method", "oracle_best", "oracle_last", "selector_best", "selector_last")
-    found = [("FedBis", 0.625, 0.5, 1.0, 1.0), ("FedBiscuit", 0.75, 0.75, 1.0, 1.0)]
-    assert rows == [dict(zip(names, row, strict=True)) for row in found]
-    for name in ("a.svg", "b.svg"):
-        plots.reward_hacking(runs, str(tmp_path / name))
-    assert (tmp_path / "a.svg").read_text() == (tmp_path / "b.svg").read_text()
-    assert "dc:date" not in (tmp_path / "a.svg").read_text()
-
-
 def lines(axes):
     """x, y, colour and style of the lines with more points than two."""
     return [
@@ -66,14 +57,20 @@ def texts(figure):
     return [axes.get_xlabel(), axes.get_ylabel(), *(text.get_text() for text in legend.get_texts())]
 
 
-def test_win_rates_of_resumed_runs_are_put_together(runs, tmp_path):
-    figure = str(tmp_path / "figures/hacking.svg")
-    told = {"call": "fedlight.report.figures.plots.reward_hacking", "with": {"runs": runs, "output": figure}}
+def test_win_rates_of_resumed_runs_are_put_together_and_an_svg_has_nothing_but_them(runs, tmp_path):
+    figure, again = tmp_path / "figures/hacking.svg", tmp_path / "again.svg"
+    given = {"runs": runs, "output": str(figure)}
+    told = {"call": "fedlight.report.figures.plots.reward_hacking", "with": given}
     done = Stage("plot", tmp_path / "plot", told).run()
     assert read_json(tmp_path / "plot/done.json", "run it again") == done
-    assert done["result"]["file"] == figure
-    assert done["result"]["table"] == RATES
-    assert (tmp_path / "figures/hacking.svg").read_text().startswith("<?xml")
+    names = ("method", "oracle_best", "oracle_last", "selector_best", "selector_last")
+    rows = [("FedBis", 0.625, 0.5, 1.0, 1.0), ("FedBiscuit", 0.75, 0.75, 1.0, 1.0)]
+    rows = [dict(zip(names, row, strict=True)) for row in rows]
+    assert done["result"] == {"file": str(figure), "table": RATES, "rows": rows}
+    plots.reward_hacking(runs, str(again))
+    assert figure.read_text() == again.read_text()
+    assert figure.read_text().startswith("<?xml")
+    assert "dc:date" not in figure.read_text()
 
 
 def test_a_later_version_that_began_anew_counts_alone(runs, tmp_path):
@@ -172,6 +169,34 @@ def test_without_known_groups_no_group_is_named(tmp_path):
     axes = plots.draw_groups(table).axes[0]
     assert axes.get_ylabel() == "2 clients"
     assert axes.lines[:] == []
+
+
+def test_dots_and_lines_are_the_estimates():
+    panels = {
+        "one": {"m": Estimate(0.6, 0.5, 0.7), "n": Estimate(0.4, 0.3, 0.45)},
+        "two": {"n": Estimate(0.9, 0.8, 1.0), "m": Estimate(0.1, 0.0, 0.2)},
+    }
+    figure = plots.draw_intervals(panels, "accuracy")
+    for axes, (title, found) in zip(figure.axes, panels.items(), strict=True):
+        assert axes.get_title() == title
+        middle, *drawn = axes.get_lines()
+        assert list(middle.get_xdata()) == [0.5, 0.5]
+        for row, method in enumerate(("m", "n")):
+            line, dot = drawn[2 * row : 2 * row + 2]
+            assert list(line.get_xdata()) == [found[method].low, found[method].high]
+            assert list(dot.get_xdata()) == [found[method].value]
+            assert list(line.get_ydata()) == [row, row]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["m", "n"]
+
+
+def test_intervals_over_seeds(tmp_path):
+    folders = []
+    for seed, value in enumerate((0.5, 0.75)):
+        row = {"method": "m", "own": value, "own_low": value - 0.1, "own_high": value + 0.2}
+        folders.append(finished(tmp_path / f"seed{seed}", [row, {"method": "without"}]))
+    done = plots.method_intervals(folders, str(tmp_path / "figure.svg"))
+    assert done["table"] == {"m": pytest.approx((0.625, 0.525, 0.825))}
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
 
 
 def test_what_is_missing_is_named(runs, client_files, tmp_path):

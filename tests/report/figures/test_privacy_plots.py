@@ -58,8 +58,6 @@ def test_trade_off_shows_the_means_and_joins_the_betas(tables, tmp_path):
     assert named["beta = 0"] == (0.25, 0.25)
     assert set(named) == {PRETRAINED, "FedAvg", *BETAS}
     assert "<!-- leakage  (less is better) -->" in (tmp_path / "t.svg").read_text()
-    trade_off(tables, "leakage", str(tmp_path / "again.svg"), paths={"FewFedPIT": BETAS})
-    assert (tmp_path / "t.svg").read_text() == (tmp_path / "again.svg").read_text()
     one = trade_off(tables[0], "leakage", str(tmp_path / "one.png"), names={"utility": "exact match"})
     assert one["table"]["FedAvg"] == {"x": [0.5], "y": [0.5]}
 

@@ -15,6 +15,8 @@ def test_curves_are_means_over_rounds_and_over_seeds(tmp_path):
         logged(stage_folder(tmp_path / f"seed{seed}/fedavg"), "val/accuracy", *rows)
     (chart,) = curves.section(read_runs([tmp_path])).parts
     assert chart.name == "curve_val_accuracy_epoch"
+    # A single line is named as well.
+    assert [text.get_text() for text in chart.figure.legends[0].get_texts()] == ["fedavg"]
     rows = [[row[name] for name in ("epoch", "mean", "low", "high", "seeds")] for row in chart.rows]
     assert rows[0] == [1.0, 1.0, 0.5, 1.5, 2]
     assert rows[-1][:4] == [3.0, 1.0, 1.0, 1.0]

@@ -164,17 +164,3 @@ def test_groups_that_move_towards_the_known_ones(tmp_path):
     assert drawn["fed_group_ari"].rows[-1]["mean"] == 1.0
     assert len(drawn["groups_run"].rows) == 8
     assert tables(found)["The last grouping"].lines == [["run", "4", "2", "2 / 2", "0.25", "1.00"]]
-
-
-def test_every_figure_can_be_drawn_and_is_told_in_words(tmp_path):
-    fleet_run(tmp_path / "run")
-    write_lines(tmp_path / "run/groups.csv", "round,client,selector", "0,a,0", "0,b,1")
-    runs = read_runs([tmp_path / "run"])
-    modules = (client_data, devices, groups)
-    drawn = [part for module in modules for part in charts(module.section(runs)).values()]
-    assert len(drawn) == 7
-    for chart in drawn:
-        chart.figure.draw_without_rendering()
-        assert chart.alt.endswith(".")
-        assert chart.caption.endswith(".")
-        assert chart.rows

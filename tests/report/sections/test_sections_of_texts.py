@@ -64,8 +64,6 @@ def test_added_rows_are_counted_drawn_and_never_shown(tmp_path):
     assert [row["run"] for row in drawn["added_map"].rows] == [""] * 4 + ["r/dca"] * 3 + ["alone"]
     assert sum(row["rows"] for row in drawn["added_similarities"].rows if row["client"] == "a") == 2
     assert "own a" not in str([drawn[name].rows for name in drawn])
-    for chart in drawn.values():
-        chart.figure.draw_without_rendering()
 
 
 def test_a_damaged_record_is_named_and_left_out(tmp_path):
@@ -124,8 +122,6 @@ def test_leakage_over_seeds_of_the_model_and_of_uploads_and_what_it_costs(tmp_pa
     ]
     shares = {"before training": "0.100", "fedavg": "0.600", "fewfedpit": "0.200"}
     assert dict(tables(found)[0].lines) == shares
-    for chart in drawn.values():
-        chart.figure.draw_without_rendering()
 
 
 def test_a_damaged_table_of_attacks_is_named(tmp_path):

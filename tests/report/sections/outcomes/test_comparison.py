@@ -50,26 +50,21 @@ def test_five_clients_that_all_gain_are_too_few_to_tell_chance(tmp_path):
     assert "An interval over clients takes 6 of them." in table.caption
 
 
-def test_seeds_that_contradict_each_other_are_noise(tmp_path):
-    for seed, gain in enumerate((0.3, -0.1)):
-        fit(tmp_path, seed, "a", [0.5] * 5)
-        fit(tmp_path, seed, "b", [0.5 + gain] * 5)
-    section, found = tables(tmp_path)
-    (line,) = found["Accuracy by client, against a"].lines
-    low, high = student_interval([0.3, -0.1])
-    assert line[1] == "within noise"
-    assert line[6:] == [f"[{low:+.3f}, {high:+.3f}]", "2"]
-    assert section.notes == ()
-
-
-def test_seeds_that_agree_are_beyond_noise(tmp_path):
-    for seed, gain in enumerate((0.1, 0.11, 0.12)):
+@pytest.mark.parametrize(
+    ("gains", "verdict", "marked"),
+    [((0.3, -0.1), "within noise", set()), ((0.1, 0.11, 0.12), "beyond noise", {0})],
+)
+def test_seeds_that_contradict_each_other_are_noise(tmp_path, gains, verdict, marked):
+    for seed, gain in enumerate(gains):
         fit(tmp_path, seed, "a", [0.5, 0.6])
         fit(tmp_path, seed, "b", [0.5 + gain, 0.6 + gain])
-    _, found = tables(tmp_path)
+    section, found = tables(tmp_path)
     table = found["Accuracy by client, against a"]
-    assert table.lines[0][1] == "beyond noise"
-    assert table.marked == {0}
+    low, high = student_interval(gains)
+    assert table.lines[0][1] == verdict
+    assert table.lines[0][6:] == [f"[{low:+.3f}, {high:+.3f}]", str(len(gains))]
+    assert table.marked == marked
+    assert section.notes == ()
 
 
 def test_questions_are_paired(tmp_path):
