@@ -1,7 +1,5 @@
-import numpy as np
 import pytest
 
-from fedlight.report.figures.lines import binned
 from fedlight.report.visits import OUTCOMES, PARTS, peaks, visits_of
 
 FIELDS = "round,client,device,reason,bytes_up,peak_bytes,budget_bytes,round_end_seconds".split(",")  # noqa: SIM905
@@ -55,11 +53,3 @@ def test_the_largest_visit_of_each_device():
 @pytest.mark.parametrize("rows", [[], table(",a,phone,,1,1,1,1"), [{"round": "x"}]])
 def test_without_a_whole_row_there_are_no_visits(rows):
     assert visits_of(rows) is None
-
-
-def test_bins_keep_the_mean():
-    counts = np.arange(24.0).reshape(2, 12)
-    shown = binned(counts, most=4)
-    assert shown.shape == (2, 4)
-    assert shown[0].tolist() == [1, 4, 7, 10]
-    assert binned(counts, most=50).tolist() == counts.tolist()

@@ -29,7 +29,7 @@ from fedlight.report.figures.style import (
     save,
 )
 from fedlight.runs.folders import versions
-from fedlight.runs.rows import Rows, read_rows
+from fedlight.runs.rows import Rows, merged, read_rows
 from fedlight.support.files import result_of
 from fedlight.support.words import number
 
@@ -219,22 +219,16 @@ def _mark_known_groups(axes: Axes, known: Sequence[str]) -> None:
 def _win_rates(folder: Path) -> dict[str, list[float]]:
     """Return steps and win rates of a run; where a resumed run repeats a step, its value counts."""
     columns = [f"win_rate/{name}" for name in JUDGES]
-    by_step: dict[int, list[float]] = {}
-    for file in versions(folder, "metrics.csv"):
-        newer = {
-            int(row["step"]): [float(row[column]) for column in columns]
-            for row in read_rows(file, ("step",))
-            if all(row.get(column) for column in columns)
-        }
-        first = min(newer, default=math.inf)  # a resumed run does the steps after its checkpoint again
-        by_step = {step: rates for step, rates in by_step.items() if step < first} | newer
-    if not by_step:
+    rows = merged([read_rows(file, ("step",)) for file in versions(folder, "metrics.csv")])
+    measured = {int(row["step"]): row for row in rows if all(row.get(column) for column in columns)}
+    if not measured:
         raise ValueError(
             f"{folder}: no metrics/version_*/metrics.csv in it has the columns {' and '.join(columns)}: give the folder of "
             "a run with a CSVLogger called metrics and the callback WinRate with these two judges"
         )
-    steps = sorted(by_step)
-    return {"step": [*steps], **{name: [by_step[step][i] for step in steps] for i, name in enumerate(JUDGES)}}
+    steps = sorted(measured)
+    rates = {name: [float(measured[step][f"win_rate/{name}"]) for step in steps] for name in JUDGES}
+    return {"step": [*steps], **rates}
 
 
 def common_stages(tables: Iterable[Rows]) -> tuple[str, ...]:

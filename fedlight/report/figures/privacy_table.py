@@ -71,7 +71,9 @@ def privacy_table(
     if zero_shot is not None:
         rows.insert(0, _row(PRETRAINED, zero_shot, task, shares) | _named(before, attacks, GLOBAL))
     _check(rows, attacks, whose, set(methods) - set(not_attacked or []))
-    return {"rows": rows, "report": report(rows)}
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "method"))
+    lines = [[row["method"], *(f"{row[n]:.3f}" if n in row else "-" for n in names)] for row in rows]
+    return {"rows": rows, "report": rich_text("utility and leakage", ["method", *names], lines)}
 
 
 def _row(method: str, folder: str, task: str, shares: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -87,15 +89,6 @@ def utility(folder: str, task: str) -> float:
             return metrics[name]
     remedy = f"it has {', '.join(metrics) or 'none'}: add the callback TaskScores with this task"
     raise ValueError(f"{folder} has no metric {name!r}; {remedy}")
-
-
-def report(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as a text table with three decimals."""
-    names = list(dict.fromkeys(name for row in rows for name in row if name != "method"))
-    lines = [
-        [str(row["method"]), *(f"{row[name]:.3f}" if name in row else "-" for name in names)] for row in rows
-    ]
-    return rich_text("utility and leakage", ["method", *names], lines)
 
 
 def _named(metrics: Mapping[str, float], attacks: Mapping[str, str] | None, target: str) -> dict[str, float]:

@@ -2,16 +2,12 @@ import json
 
 import numpy as np
 import pytest
+from added_rows import added_rows
 from finished import finished as result
 from tiny_world import write_lines
 
 from fedlight.report.figures import coverage_plots
 from fedlight.report.figures.lines import draw_scatter
-
-
-def write(folder, file, rows):
-    write_lines(folder / file, *map(json.dumps, rows))
-    return str(folder)
 
 
 def private(folder, owned):
@@ -20,23 +16,12 @@ def private(folder, owned):
         for client, categories in owned.items()
         for i, category in enumerate(categories)
     ]
-    return write(folder, "private.jsonl", rows)
+    write_lines(folder / "private.jsonl", *map(json.dumps, rows))
+    return str(folder)
 
 
 def added(folder, scores):
-    rows = [
-        {
-            "client": client,
-            "rank": i,
-            "row": i,
-            "score": score,
-            "source": "x",
-            "fields": {"instruction": f"{i}"},
-        }
-        for client, own in scores.items()
-        for i, score in enumerate(own)
-    ]
-    return write(folder, "added.jsonl", rows)
+    return added_rows(folder, [(client, "text", score) for client, own in scores.items() for score in own])
 
 
 def test_labels_are_counted_by_client(tmp_path):
@@ -104,7 +89,8 @@ def test_what_is_missing_is_named(tmp_path):
         coverage_plots.coverage_against_score(nowhere, out)
     with pytest.raises(ValueError, match=r"no row has both 'coverage' and 'wins', but .*, score: set x and"):
         coverage_plots.coverage_against_score(result(tmp_path / "t", SEEDS[0]), out, y="wins")
-    bare = write(tmp_path / "bare", "private.jsonl", [{"client": "u", "fields": {"instruction": "x"}}])
+    bare = str(tmp_path / "bare")
+    write_lines(tmp_path / "bare/private.jsonl", '{"client": "u", "fields": {"instruction": "x"}}')
     with pytest.raises(ValueError, match="a row has no category: map a column to category, or set pseudo_"):
         coverage_plots.label_distribution({"a": bare}, out)
     with pytest.raises(ValueError, match="a client has no row with a score"):

@@ -1,4 +1,5 @@
 import numpy as np
+from added_rows import added_rows
 from tiny_world import write_rows
 
 from fedlight.report.figures import retrieval_map
@@ -11,20 +12,7 @@ def text(kind, number):
 
 
 def record(folder, chosen):
-    folder.mkdir()
-    rows = [
-        {
-            "client": f"c{i % 2}",
-            "rank": i,
-            "row": i,
-            "score": 0.5,
-            "source": "x",
-            "fields": {"instruction": one},
-        }
-        for i, one in enumerate(chosen)
-    ]
-    write_rows(folder / "added.jsonl", rows)
-    return str(folder)
+    return added_rows(folder, [(f"c{i % 2}", one, 0.5) for i, one in enumerate(chosen)])
 
 
 def test_a_row_counts_as_inside_by_its_text(tmp_path):
