@@ -22,7 +22,7 @@ from fedlight.flower.parts import (
     refuse_unknown_monitors,
     refuse_unsupported,
 )
-from fedlight.flower.secure.refusals import least_nodes, refuse_shared_noise, refuse_unsummable
+from fedlight.flower.secure.refusals import LEAST_NODES, refuse_shared_noise, refuse_unsummable, shared_by
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.lightning_cli.second_fit import checkpoints_of
@@ -98,8 +98,9 @@ def serve(
         stack.enter_context(recorded(folder, "fit", ["fit", *args], parts.config["fit"].seed_everything))
         checkpoint = newest_checkpoint(checkpoints_of(trainer), federated=True)
         loop.recall(checkpoint)  # before a node joins: another one could name its clients first
-        clients, least = min_clients or clients_needed(settings), least_nodes(settings, secure)
-        nodes.wait_for(clients, wait_seconds, least)
+        # Without so many nodes a round is lost.
+        least = max(LEAST_NODES, shared_by(settings)) if secure else 1
+        nodes.wait_for(min_clients or clients_needed(settings), wait_seconds, least)
         stack.enter_context(without_hooks(parts.model))
         trainer.fit(parts.model, datamodule=data, ckpt_path=checkpoint)
     return trainer, loop

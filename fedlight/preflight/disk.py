@@ -16,7 +16,7 @@ from fedlight.evaluation.tasks.task import Task
 from fedlight.lightning_cli.class_names import class_of
 from fedlight.preflight.command import ParsedStage, arguments_of
 from fedlight.preflight.finding import Finding, ok, problem
-from fedlight.preflight.machine import existing, free_bytes, same_disk, size_text
+from fedlight.preflight.machine import existing, free_bytes, size_text
 from fedlight.preflight.memory import Training
 from fedlight.recipes.stages import Stage
 from fedlight.recipes.steps import merge_adapter
@@ -67,9 +67,10 @@ def check_disk(
 
         wanted[Path(datasets.config.HF_DATASETS_CACHE)] = ("data sets", COPIES * sum(rows.values()))
     findings = []
+    disks = {place: existing(place).stat().st_dev for place in wanted}
     for place, (name, size) in wanted.items():
         # Folders on one disk share its room.
-        together = sum(other for where, (_, other) in wanted.items() if same_disk(place, where))
+        together = sum(other for where, (_, other) in wanted.items() if disks[where] == disks[place])
         if not size and not (place == folder and uncounted):
             continue
         free = free_bytes(place)

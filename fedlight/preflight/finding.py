@@ -47,8 +47,9 @@ def exit_code(findings: Sequence[Finding]) -> int:
     """Return 2 with a problem, as for any error of the input, else 3 where a check could not be made, else 0.
 
     Examples:
-        >>> exit_code([ok("a", "")]), exit_code([ok("a", ""), unknown("b", "")]), exit_code([problem("c", "")])
-        (0, 3, 2)
+        >>> fine, open_ = ok("a", ""), unknown("b", "")
+        >>> exit_code([]), exit_code([fine]), exit_code([fine, open_]), exit_code([open_, problem("c", "")])
+        (0, 0, 3, 2)
     """
     states = {finding.state for finding in findings}
     return 2 if State.PROBLEM in states else 3 if State.UNKNOWN in states else 0

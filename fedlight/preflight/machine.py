@@ -39,11 +39,6 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(existing(folder)).free
 
 
-def same_disk(folder: Path, other: Path) -> bool:
-    """Return whether both folders lie on the same file system."""
-    return existing(folder).stat().st_dev == existing(other).stat().st_dev
-
-
 def size_text(size: float) -> str:
     """Return bytes as text, in GB or MB, such as ``16.1 GB``."""
     return f"{size / GB:.1f} GB" if size >= GB else f"{size / 10**6:.1f} MB"

@@ -157,7 +157,9 @@ def opinion_pairs(
         raise ValueError(f"jury.share={jury.share} of {len(order)} people is nobody: raise it")
     decided, is_contested = contested(opinions.votes[jurors], jury.min_decided, jury.min_minority)
     allowed = is_contested if pairs == "contested" else np.ones_like(is_contested)
-    agreeing = _agreeing(opinions.votes[jurors])
+    agree, disagree = ((opinions.votes[jurors] == vote).sum(axis=0) for vote in (1, -1))
+    # The share of the jury's votes on each statement that agree, 0.5 without votes.
+    agreeing = np.where(agree + disagree, agree / np.maximum(agree + disagree, 1), 0.5).tolist()
     shared = _held_out(np.arange(len(opinions.texts)), test_share, seed, "everybody")
     rows_of_train: list[dict[str, Any]] = []
     rows_of_test: list[dict[str, Any]] = []
@@ -399,15 +401,6 @@ def _drawn(
         row |= {"response_a": opinions.texts[a], "response_b": opinions.texts[b], "choice": "ab"[is_swapped]}
         rows.append(row if agreeing is None else row | {"jury_a": agreeing[a], "jury_b": agreeing[b]})
     return rows
-
-
-def _agreeing(votes: np.ndarray) -> list[float]:
-    """Return the share of votes on each statement that agree; 0.5 without votes."""
-    agree, disagree = (votes == 1).sum(axis=0), (votes == -1).sum(axis=0)
-    shares: list[float] = np.where(
-        agree + disagree > 0, agree / np.maximum(agree + disagree, 1), 0.5
-    ).tolist()
-    return shares  # no 0 / 0
 
 
 def _own_rows(folders: Mapping[str, str], clients: list[str]) -> dict[str, dict[str, str]]:

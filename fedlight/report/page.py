@@ -276,7 +276,7 @@ def themed(svg: str, name: str, alt: str) -> str:
     svg = COORDINATES.sub(lambda match: DECIMALS.sub(r"\1", match[0]), svg)
     svg = re.sub(r"\n\s*", "\n", svg)  # no need of indentation on the page
     # Without its size, and with its view box, it fills the figure on the page.
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg)
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)
 
 

@@ -23,7 +23,9 @@ def merged(versions: Sequence[Rows]) -> Rows:
         [{'epoch': '', 'step': '4', 'win_rate': '0.5'}, {'epoch': '', 'step': '8', 'win_rate': '0.6'}]
     """
     versions = [
-        rows if _has_steps(rows) or not place else _new_to(versions[:place], rows)
+        _new_to(versions[:place], rows)
+        if place and not any(number(row.get(name)) for row in rows for name in ("epoch", "step"))
+        else rows
         for place, rows in enumerate(versions)
     ]
     kept: list[Rows] = []
@@ -35,10 +37,6 @@ def merged(versions: Sequence[Rows]) -> Rows:
                 if value and column not in ("epoch", "step"):
                     begun[column] = min(begun.get(column, float("inf")), _place(row))
     return [row for rows in reversed(kept) for row in rows]
-
-
-def _has_steps(rows: Rows) -> bool:
-    return any(number(row.get(column)) for row in rows for column in ("epoch", "step"))
 
 
 def _place(row: dict[str, str]) -> float:

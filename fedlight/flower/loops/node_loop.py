@@ -4,6 +4,7 @@ The loop makes a visit as in the emulator. Here are only its ends: the client's 
 goes into one.
 """
 
+import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -307,14 +308,11 @@ def _is_alike(given: Any, here: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can carry it; raise ValueError for one that it cannot."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    raise ValueError(
-        f"a setting of the optimizers or schedules is a {type(value).__name__}, which is not sent to nodes: take plain "
-        "numbers, such as capturable=false, and a schedule that keeps numbers alone"
-    )
+    """Return a value as JSON carries it; raise ValueError for one that it cannot."""
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError as error:
+        raise ValueError(
+            f"a setting of the optimizers or schedules is not sent to nodes ({error}): take plain numbers, such as "
+            "capturable=false, and a schedule that keeps numbers alone"
+        ) from error

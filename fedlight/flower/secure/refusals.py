@@ -20,11 +20,6 @@ def shared_by(settings: dict[str, Any]) -> int:
     return int(getattr(getattr(settings["channel"], "private", None), "shared_by", 1))
 
 
-def least_nodes(settings: dict[str, Any], secure: bool) -> int:
-    """Return the number of nodes without which a round is lost."""
-    return max(LEAST_NODES, shared_by(settings)) if secure else 1
-
-
 def refuse_shared_noise(settings: dict[str, Any], secure: bool) -> None:
     """Raise ValueError for noise that clients share where the server would see what each sends."""
     if shared_by(settings) > 1 and not secure:

@@ -70,7 +70,7 @@ def new_grid(
     figure = Figure(figsize=inches, layout="constrained")  # not of pyplot: no display, nothing left open
     grid = figure.subplots(-(-number // across), across, squeeze=False, **options).ravel()
     for axes in grid[number:]:
-        axes.set_visible(False)  # a grid may have places too many
+        axes.remove()  # a grid may have places too many
     return figure, [*grid[:number]]
 
 

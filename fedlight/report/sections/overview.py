@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedlight.report.figures.style import HALF_A_PAGE, STYLE, Looks, method_looks, row_looks
+from fedlight.report.figures.style import HALF_A_PAGE, STYLE, Looks, method_looks, new_grid, row_looks
 from fedlight.report.parts import (
     Chart,
     Part,
@@ -196,13 +196,10 @@ def _panels(
     values: Values, methods: Sequence[str], wide: float, line: float, columns: int, styles: Looks
 ) -> Figure:
     """Draw the panels in a grid with so many columns."""
-    deep = -(-len(values) // columns)
-    figure = Figure(figsize=(wide, deep * (1.1 + line * len(methods))))
+    inches = wide, -(-len(values) // columns) * (1.1 + line * len(methods))
+    figure, panels = new_grid(len(values), columns, inches, sharey=True)
     figure.set_layout_engine("constrained", wspace=0.06, hspace=0.04)  # ticks of neighbours do not touch
-    panels = figure.subplots(deep, columns, sharey=True, squeeze=False)
-    for axes in panels.flat[len(values) :]:
-        axes.remove()  # a grid may have a place too many
-    for axes, (metric, of_metric) in zip(panels.flat, values.items(), strict=False):
+    for axes, (metric, of_metric) in zip(panels, values.items(), strict=True):
         for place, (method, seeds) in enumerate(of_metric.items()):
             bar: Any = {"fmt": "o", "color": styles[method]["color"], "markersize": 6.5, "capsize": 0}
             if len(seeds) > 1:
@@ -217,6 +214,6 @@ def _panels(
         axes.spines[["left", "bottom"]].set_visible(False)
         axes.locator_params(axis="x", nbins=4)
     longest = 2 * LONGEST if wide > NARROW else LONGEST  # else names leave no room for the panels
-    panels[0, 0].set_yticks(range(len(methods)), [shortened(name, longest) for name in methods])
-    panels[0, 0].set_ylim(len(methods) - 0.5, -0.5)
+    panels[0].set_yticks(range(len(methods)), [shortened(name, longest) for name in methods])
+    panels[0].set_ylim(len(methods) - 0.5, -0.5)
     return figure
