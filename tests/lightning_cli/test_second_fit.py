@@ -104,7 +104,12 @@ def test_a_stopped_run_goes_on_from_its_newest_good_checkpoint(run, settings, ca
     newest.write_bytes(newest.read_bytes()[:100])
     found = again(settings())
     assert (found.has_work(), found.checkpoint) == (True, older)
-    assert "epoch=1.ckpt' is damaged" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("passed over: checkpoint '")
+    assert "epoch=1.ckpt' is damaged" in said
+    older.write_bytes(b"")
+    found = again(settings())
+    assert (found.has_work(), found.checkpoint) == (True, None)
 
 
 def test_a_stopped_run_without_a_checkpoint_starts_over(run, settings):

@@ -403,11 +403,3 @@ def test_a_phone_that_keeps_most_of_its_memory_is_told_so(tmp_path):
     share = float(outcome.out.partition("(memory_share: ")[2].partition(")")[0])
     needs = float(outcome.out.partition("shy: needs ")[2].partition(" ")[0])
     assert share - 0.01 <= needs / 2 <= share
-
-
-def test_a_profile_with_a_fault_is_told_in_its_own_words(tmp_path):
-    (tmp_path / "bad.yaml").write_text("memory_gib: 4\ntflops: 1\n")
-    own = f'--federated.fleet={{"class_path": "Fleet", "init_args": {{"devices": {{"{tmp_path}/bad.yaml": 1}}}}}}'
-    line = refused(fedlight("plan", "--config=selector.yaml", own))
-    assert line.startswith(f"fedlight: {tmp_path}/bad.yaml: download_mbps is missing; a device has")
-    assert len(line) < 300

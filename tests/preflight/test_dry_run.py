@@ -9,7 +9,7 @@ from tiny_world import HELDOUT, VOTES, fedlight
 from fedlight.plan.plan import make_plan
 from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.disk import check_output
-from fedlight.preflight.finding import State, exit_code, ok, problem, unknown
+from fedlight.preflight.finding import State
 from fedlight.preflight.memory import check_memory
 from fedlight.preflight.need import needs
 from fedlight.preflight.reference import check_references
@@ -77,12 +77,6 @@ def test_every_mistake_is_in_the_table(recipe, tmp_path, monkeypatch):
     assert "the environment variable OPENAI_API_KEY is not set: put the key there for duel" in text
     assert "5 problems: mend the problems before the run" in text
     assert not (tmp_path / "out").exists()
-
-
-def test_exit_codes():
-    assert exit_code([]) == exit_code([ok("a", "")]) == 0
-    assert exit_code([ok("a", ""), unknown("b", "")]) == 3
-    assert exit_code([unknown("b", ""), problem("c", "")]) == 2
 
 
 def stage(folder, name, config=None, command="fit", **settings):

@@ -1,6 +1,5 @@
 import gzip
 import json
-import math
 from itertools import permutations
 
 import numpy as np
@@ -258,19 +257,6 @@ def test_accuracies_of_both_orders_are_compared_where_all_methods_have_them(tmp_
 
     assert own("bis", "grouped") == [1.0, 0.0]
     assert own("bis", "single") == [0.5, 0.75]
-
-
-def test_interval_of_many_people_is_that_of_the_normal_distribution(tmp_path):
-    rng = np.random.default_rng(0)
-    own = {f"p{n}": x for n, x in enumerate(rng.random(2000).tolist())}
-    texts = {"response_a": "liked", "response_b": "not so"}
-    pairs = [{"client": c, "group": "", **texts, "choice": "a", "jury_a": 1, "jury_b": 0} for c in own]
-    test = write_rows(tmp_path / "test.jsonl", pairs)
-    bis = {"FedBis": {"train": folder(tmp_path / "bis", "own", own)}}
-    row = opinion_table(bis, test, test)["rows"][-1]
-    half = 1.96 * np.std([*own.values()]) / math.sqrt(2000)
-    assert row["own_low"] == pytest.approx(row["own"] - half, abs=0.001)
-    assert row["own_high"] == pytest.approx(row["own"] + half, abs=0.001)
 
 
 def test_lora_on_the_encoder_trains_on_the_pairs_of_the_recipe(draw, tmp_path, any_text):

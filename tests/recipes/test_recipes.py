@@ -1,6 +1,4 @@
 import json
-import os
-import shutil
 
 import pytest
 from recipe_runs import ran, rows_of
@@ -8,7 +6,6 @@ from tiny_world import fedlight, tiny_recipe
 
 from fedlight.recipes import recipe as recipes
 from fedlight.recipes import stages, steps
-from fedlight.support.checkpoint_files import newest_checkpoint
 from fedlight.support.results import summary
 
 
@@ -208,21 +205,6 @@ def test_the_command_line_of_recipes(tmp_path):
     listed = fedlight("run", "--help").out
     assert "demo" in listed
     assert "fedbis" in listed
-
-
-def test_a_damaged_newest_checkpoint_is_passed_over(demo, tmp_path, capsys):
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(demo / "seed3/selector/checkpoints", folder)
-    older, newest = folder / "epoch=0.ckpt", folder / "epoch=1.ckpt"
-    os.utime(older, (1, 1))
-    assert newest_checkpoint(folder.iterdir()) == newest
-    newest.write_bytes(newest.read_bytes()[:1000])
-    assert newest_checkpoint(folder.iterdir()) == older
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("passed over: checkpoint '")
-    assert "epoch=1.ckpt' is damaged" in line
-    older.write_bytes(b"")
-    assert newest_checkpoint(folder.iterdir()) is None
 
 
 def test_the_table_has_a_dash_for_what_was_not_measured():

@@ -9,7 +9,6 @@ from recipe_runs import ran, rows_of, stages_of
 from tiny_world import EVAL_PROMPTS, fedlight, refused
 
 from fedlight import conf
-from fedlight.recipes.overlay import merge_recipes
 
 TABLES = {
     **{"fedbiscuit_table1": 47, "fedbiscuit_table2": 47, "feddca_table2": 36, "fewfedpit_table2": 16},
@@ -173,12 +172,6 @@ def test_sweeps_come_before_the_results():
     assert found["feddca_clusters_8"].arguments["data.init_args.augmentation.init_args.clusters"] == 80
     assert list(found)[-1] == "tables"
     assert found["tables"].arguments["methods"] == found["table"].arguments["methods"]
-
-
-def test_settings_of_another_class_are_replaced_and_others_joined():
-    below = {"a": {"class_path": "A", "init_args": {"x": 1}}, "b": {"x": 1, "y": 2}, "c": "${b}"}
-    above = {"a": {"class_path": "B", "init_args": {"z": 2}}, "b": {"y": 3}, "c": {"z": 1}}
-    assert merge_recipes(below, above) == {"a": above["a"], "b": {"x": 1, "y": 3}, "c": {"z": 1}}
 
 
 def test_a_recipe_without_a_twin_or_a_stage_says_what_there_is():

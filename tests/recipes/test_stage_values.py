@@ -5,7 +5,6 @@ from golden_recipes import commands, parsed
 from recipe_runs import ran
 
 from fedlight.recipes import recipe as recipes
-from fedlight.recipes.overlay import set_in
 from fedlight.recipes.stages import Stage
 from fedlight.support.files import DIGEST, sealed
 
@@ -68,13 +67,6 @@ def test_what_a_recipe_says_of_a_part_holds_over_the_parts_file_wherever_it_stan
     }
     for one in recipes.stages({"stages": stages}, tmp_path, 0):
         assert one.config()["data"]["init_args"]["limit"] == 7
-
-
-def test_a_part_in_a_file_of_its_own_is_laid_over_the_config():
-    config = {"data": {"class_path": "A", "init_args": {"size": 3, "columns": {"prompt": "p", "old": "o"}}}}
-    part = {"class_path": "A", "init_args": {"columns": {"prompt": "q"}}}
-    assert set_in(config, "data", part)["data"]["init_args"] == {"size": 3, "columns": {"prompt": "q"}}
-    assert set_in(config, "data", {"class_path": "B"})["data"] == {"class_path": "B"}
 
 
 def test_a_fleet_in_a_file_arrives_whole(tmp_path):

@@ -36,19 +36,6 @@ def rows(tmp_path):
     return write
 
 
-def test_labels_are_the_majority_of_the_selectors(rows, tmp_path):
-    source = rows("completions", completions(("x", "y"), ("same", "same"), ("v", "w")))
-    odds = [(2.0, -1.0), (-3.0, -1.0), (1.0, 4.0)]
-    selectors = [rows(f"s{i}", votes(*own)) for i, own in enumerate(odds)]
-    output = tmp_path / "label/pairs.jsonl"
-    done = steps.label_with_selectors(source, selectors, str(output))
-    told = [(row["response_a"], row["response_b"], row["choice"]) for row in read_lines(output)]
-    assert told == [("x", "y", "a"), ("v", "w", "b")]  # the first by two of three
-    assert done["pairs"] == done["metrics"]["label/pairs"] == 2
-    assert done["metrics"]["label/too_long"] == 0
-    assert "1 pairs of equal or empty completions skipped" in done["report"]
-
-
 def joined(*files):
     """Votes of several selectors as lists, as votes.yaml writes them for several adapters."""
     return [
@@ -57,9 +44,9 @@ def joined(*files):
     ]
 
 
-def test_several_selectors_in_one_file_are_several_files(rows, tmp_path):
+def test_labels_are_the_majority_of_selectors_in_one_file_or_several(rows, tmp_path):
     """Three pairs, three selectors: the first is outvoted once, the third finds the last pair's answers equal."""
-    source = rows("completions", completions(("x", "y"), ("v", "w"), ("t", "u")))
+    source = rows("completions", completions(("x", "y"), ("same", "same"), ("v", "w"), ("t", "u")))
     said = [votes(-2.0, -1.0, 1.0), votes(3.0, -1.0, 1.0), votes(1.0, -4.0, 0.0)]
     apart = [rows(f"s{i}", content) for i, content in enumerate(said)]
     mixed = [rows("first", said[0]), rows("others", joined(*said[1:]))]
@@ -68,10 +55,13 @@ def test_several_selectors_in_one_file_are_several_files(rows, tmp_path):
         steps.label_with_selectors(source, files, str(output))
         for files, output in zip((apart, [rows("all", joined(*said))], mixed), outputs, strict=True)
     ]
-    assert [row["choice"] for row in read_lines(outputs[0])] == ["a", "b", "a"]
+    told = [(row["response_a"], row["response_b"], row["choice"]) for row in read_lines(outputs[0])]
+    assert told == [("x", "y", "a"), ("v", "w", "b"), ("t", "u", "a")]
     assert [(row["votes_a"], row["votes_b"]) for row in read_lines(outputs[0])] == [(2, 1), (0, 3), (2, 0)]
     assert read_lines(outputs[0]) == read_lines(outputs[1]) == read_lines(outputs[2])
     assert done[0] == done[1] == done[2]
+    assert (done[0]["pairs"], done[0]["metrics"]) == (3, {"label/pairs": 3, "label/too_long": 0})
+    assert "1 pairs of equal or empty completions skipped" in done[0]["report"]
     # With the label: 2/3, 3/3, 2/3 of the pairs. With each other: (2 + 1 + 2)/9.
     assert done[0]["report"].endswith("the label: 0.667, 1.000, 0.667, with another selector: 0.556")
 

@@ -52,6 +52,7 @@ def test_trade_off_shows_the_means_and_joins_the_betas(tables, tmp_path):
     assert found["table"]["FedAvg"] == {"x": [0.5, 0.75], "y": [0.5, 0.5]}
     (axes,) = draw_scatter(found["table"], "leakage", "utility", {"FewFedPIT": BETAS}).axes
     joined = next(line for line in axes.lines if line.get_label() == "FewFedPIT")
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["FewFedPIT"]
     np.testing.assert_allclose(joined.get_xydata(), [[0.25, 0.25], [0.375, 0.625], [0.625, 0.5]])
     named = {text.get_text(): text.xy for text in axes.texts}
     assert named["FedAvg"] == (0.625, 0.5)
