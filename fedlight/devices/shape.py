@@ -67,7 +67,8 @@ def anchors(shape: BatchShape) -> dict[BatchShape, Fraction]:
 def _around(value: Fraction, nodes: tuple[int | Fraction, ...]) -> dict[Fraction, Fraction]:
     """Return Lagrange's weights of ``nodes`` times the power of two below ``value``, without zeros."""
     low = Fraction(2) ** (value.numerator.bit_length() - value.denominator.bit_length())
-    low = low / 2 if low > value else low * 2 if low * 2 <= value else low
+    if low > value:  # the length in bits leaves two powers
+        low /= 2
     x = value / low
     weights = {}
     for node in nodes:

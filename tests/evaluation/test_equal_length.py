@@ -80,25 +80,6 @@ def test_the_fit_is_the_minimum_of_the_penalised_loss():
     assert found.corrected == pytest.approx(sigmoid(intercept), abs=1e-4)
 
 
-def test_a_judge_that_goes_by_length_alone_knows_nothing():
-    stream = np.random.default_rng(9)
-    longer = stream.normal(100, 100, 2000)
-    wins = (longer > 0) == (stream.random(2000) < 0.95)  # and is wrong about it now and then
-    found = rates_at_equal_length({"ours": Compared(wins.astype(float), longer, range(2000))})["ours"]
-    assert found.raw > 0.75
-    assert abs(found.corrected - 0.5) < 0.06
-    assert found.length_effect > 3
-
-
-def test_who_is_called_ours_does_not_matter():
-    stream = np.random.default_rng(10)
-    compared, _ = judged(stream, 0.4, 2.0, stream.standard_normal(200), True)
-    swapped = Compared(1 - np.array(compared.wins), -np.array(compared.longer), compared.prompts)
-    ours, theirs = (rates_at_equal_length({"m": one})["m"] for one in (compared, swapped))
-    assert ours.corrected == pytest.approx(1 - theirs.corrected, abs=1e-4)
-    assert ours.length_effect == pytest.approx(theirs.length_effect, abs=1e-3)
-
-
 def test_where_there_is_nothing_to_correct():
     longer = np.arange(20.0)
     assert rates_at_equal_length({"m": Compared([1] * 20, longer, range(20))})["m"] == EqualLength(1, 1, 0)

@@ -47,7 +47,7 @@ def test_choices_that_are_names_of_the_answers():
         (["1", "0"], {"a": "0", "b": "1"}),
         (["-1", "1", "0"], {"a": "-1", "b": "1", "tie": "0"}),
         (["tie (bothbad)", "model_a", "tie", "model_b"], {"a": "model_a", "b": "model_b", "tie": ["tie (bothbad)", "tie"]}),
-        (["yes", "no"], {}),
+        (["y", "x"], {"a": "x", "b": "y"}),  # names of the answers
         (["a", "b", "c"], {}),
     ],
 )  # fmt: skip

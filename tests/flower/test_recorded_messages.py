@@ -8,7 +8,6 @@ from safetensors.torch import load
 from tiny_world import VOTES, table, tiny_selector
 
 from fedlight.datamodules.rows.rows import load_rows
-from fedlight.flower.loops.validation import as_sent
 from fedlight.flower.messages import Parcel, write_header
 from fedlight.flower.node import Node
 from fedlight.flower.server import serve
@@ -87,11 +86,6 @@ def test_numbers_of_rows_stay_with_the_nodes_where_all_clients_count_alike(tmp_p
             assert visit["steps"] == ALL_KINDS[name](tmp_path).loop.get("local_steps", 2)
             assert {count for _, count in visit["training"].values()} <= {1}
     assert {row["examples"] for row in visits_of(tmp_path / "server")} == {"1"}
-
-
-def test_metrics_of_a_visit_do_not_say_of_how_many_examples_they_are():
-    found = as_sent({"loss": (6.0, 3), "accuracy": (2.0, 4)}, counts=False)
-    assert found == {"loss": [2.0, 1], "accuracy": [0.5, 1]}
 
 
 def test_a_server_that_asks_for_sizes_nonetheless_gets_none(tmp_path):

@@ -4,7 +4,6 @@ from tiny_world import write_rows
 from fedlight.datamodules.rows import task_rows
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.exact_match import ExactMatch
-from fedlight.evaluation.tasks.result import Outcome, Result, Verdict
 
 ROWS = [
     {"instruction": f"{n}+1", "input": "", "output": str(n + 1), "domain": "odd" if n % 2 else "even"}
@@ -192,11 +191,3 @@ def test_answers_of_whole_sentences_are_scored_by_rouge_l(rows):
     assert [verdict.read for verdict in scored] == ["the cat ran", "the cat sat down", None]
     with pytest.raises(ValueError, match="by='bleu' is not one of equality, rouge_l"):
         make(rows, by="bleu")
-
-
-def test_groups_do_not_depend_on_the_order_of_rows():
-    def outcome(group, score):
-        return Outcome(0, "", "", group, [""], [Verdict(score, "")], score)
-
-    rows = [outcome("b", 1.0), outcome("a", 0.0), outcome("b", 0.0)]
-    assert Result(rows).by_group == Result(rows[::-1]).by_group == {"a": 0.0, "b": 0.5}
