@@ -11,9 +11,11 @@ from fedlight.runs.run import read_runs
 
 def test_curves_are_means_over_rounds_and_over_seeds(tmp_path):
     for seed in (0, 1):
-        rows = (f"0,0,{0.25 + seed}", f"0,1,{0.75 + seed}", "1,2,1", "2,3,1")
-        logged(stage_folder(tmp_path / f"seed{seed}/fedavg"), "val/accuracy", *rows)
-    (chart,) = curves.section(read_runs([tmp_path])).parts
+        rows = (f"0,0,{0.25 + seed},0", f"0,1,{0.75 + seed},0", "1,2,1,0", "2,3,1,0")
+        logged(stage_folder(tmp_path / f"seed{seed}/fedavg"), "val/accuracy,fed/dropped", *rows)
+    section = curves.section(read_runs([tmp_path]))
+    (chart,) = section.parts
+    assert section.intro.endswith("0 in all runs at all times, and not drawn: dropped (fed).")
     assert chart.name == "curve_val_accuracy_epoch"
     # A single line is named as well.
     assert [text.get_text() for text in chart.figure.legends[0].get_texts()] == ["fedavg"]
@@ -135,6 +137,7 @@ def test_rows_of_stages_are_summed_up_over_seeds(tmp_path):
     (table,) = tasks.section(read_runs([tmp_path])).parts
     assert table.header == ["method", "win", "pairs"]
     assert table.lines == [["m", "0.500 ± 0.354", "40 ± 0.000"]]
+    assert table.folded
 
 
 def test_damaged_results_are_told_and_harm_nothing(tmp_path):
