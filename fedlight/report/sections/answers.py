@@ -157,15 +157,22 @@ def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:
             folder, place = methods.get(str(row.get("method"))), row.get("row")
             # A row with a client is about that client's own model.
             if isinstance(folder, str) and isinstance(place, int) and "client" not in row:
-                both = (
-                    row.get("ours_first"),
-                    row.get("ours_second"),
-                )  # with our answer shown first, and second
-                won = None if None in both else sum(both)
-                word = "unread" if won is None else "win" if won > 1 else "lose" if won < 1 else "tie"
+                word = verdict_in_words(row.get("ours_first"), row.get("ours_second"))
                 key = (*_place(Path(folder)), str(settings.get("task")))
                 by_run.setdefault(key, {}).setdefault(place, f"{word} against {other}")
     return by_run
+
+
+def verdict_in_words(first: float | None, second: float | None) -> str:
+    """Return one word for the verdicts with our answer shown first and shown second.
+
+    Examples:
+        >>> [verdict_in_words(*pair) for pair in ((1.0, 1.0), (1.0, 0.0), (0.0, 0.5), (None, 1.0))]
+        ['win', 'tie', 'lose', 'unread']
+    """
+    if first is None or second is None:
+        return "unread"
+    return "win" if first + second > 1 else "lose" if first + second < 1 else "tie"
 
 
 def _place(folder: Path) -> tuple[str, str]:
