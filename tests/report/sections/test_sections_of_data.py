@@ -35,6 +35,7 @@ def test_counts_of_clients_and_labels(tmp_path):
     expected = {"clients": "2", "rows": "8", "median": "4", "labels": "2", "labels a client": "1.5"}
     assert expected.items() <= line.items()
     assert line["top label"] == "92%"  # the mean of 5/6 and 1
+    assert found.intro.endswith("is two.")  # all are drawn
 
 
 def test_without_a_table_of_data_visits_and_known_groups_are_taken(tmp_path):
@@ -114,6 +115,10 @@ def test_devices_over_two_seeds(tmp_path):
     assert [row["in_a_round"] for row in drawn["time"].rows] == pytest.approx([50 / 60, 30 / 60])
     memory = drawn["memory"].rows[0]
     assert (memory["device"], memory["activation_bytes"], memory["budget_bytes"]) == ("phone", 60, 300)
+    axes = drawn["memory"].figure.axes[0]
+    longest = max(bar.get_x() + bar.get_width() for bar in axes.patches)
+    assert longest / axes.lines[0].get_xdata()[0] == pytest.approx(200 / 300)
+    assert axes.get_xlabel() == "KiB at the peak; mark: the device's budget"
     took = tables(found)["What runs took"]
     line = dict(zip(took.header, took.lines[0], strict=True))
     assert {"took part": "3", "MB up": "0.006", "kJ": "7", "dropped out": "25%"}.items() <= line.items()
