@@ -150,8 +150,9 @@ def test_what_cannot_be_counted_is_refused():
         CostMeter(Net())
     with pytest.raises(ValueError, match="Net has no checkpoint_gradients"):
         CostMeter(Net(), pairs).cost(BatchShape(2), checkpointing=True)
-    with pytest.raises(ValueError, match="an example or more"):
-        BatchShape(0)
+    for sizes in ((0,), (1, 4, -1)):
+        with pytest.raises(ValueError, match="an example or more, and no negative number"):
+            BatchShape(*sizes)
     with pytest.raises(ValueError, match="too many values to unpack"):  # as the step raises it
         CostMeter(Net(), lambda examples: (1, 2, 3)).cost(BatchShape(2))
 

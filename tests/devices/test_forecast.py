@@ -106,6 +106,8 @@ def test_fewer_bits_or_shorter_texts_would_do():
     assert remedies(device(BASE[4] + TRAINED + 79, bits=4), WORK) == []
     either = remedies(device(BASE[16] + TRAINED + 160), WORK)
     assert either == [Remedy(weight_bits=8, tokens=64), Remedy(weight_bits=16, tokens=32)]
+    forward = remedies(device(BASE[8] + 2 * 64 * 4 + 2 * 64), replace(WORK, train="auto"))
+    assert forward[0] == Remedy(weight_bits=8, tokens=64)
 
 
 def test_what_is_said_to_help_helps():
