@@ -16,7 +16,6 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -126,32 +125,6 @@ def _containers(value: Any) -> Any:
             made[key] = _containers(item)
         return made
     return type(value)(map(_containers, value)) if type(value) in (list, tuple) else value
-
-
-def remembered(loop: Any) -> dict[str, Any]:
-    """Return the state of a `FederatedLoop` without its clients' memories; its module imports this one."""
-    return {
-        "federation": loop._federation.settings,
-        "rounds_done": loop.rounds_done,
-        "virtual_seconds": loop.virtual_seconds,
-        "privacy": {} if loop.privacy is None else loop.privacy.state_dict(),
-        "trained": {name: parameter.requires_grad for name, parameter in loop._parameters.items()},
-        "algorithm": loop.algorithm.state_dict(),
-        "server": loop.server.state_dict(),
-        "buffered": {} if loop._buffered is None else loop._buffered.state_dict(),
-    }
-
-
-def restore(loop: Any, state: dict[str, Any]) -> None:
-    """Give a `FederatedLoop` its state from a checkpoint."""
-    loop.rounds_done, loop.virtual_seconds = state["rounds_done"], state.get("virtual_seconds", 0.0)
-    if loop.privacy is not None:
-        loop.privacy.load_state_dict(state["privacy"])
-    for name in ("algorithm", "server", "memory"):
-        getattr(loop, name).load_state_dict(state[name])
-    if loop._buffered is not None:
-        loop._buffered.load_state_dict(state.get("buffered", {}))
-    rank_zero_info(f"resuming after round {loop.rounds_done}")
 
 
 class RoundStart(L.Callback):

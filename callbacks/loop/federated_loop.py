@@ -13,16 +13,11 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from fedlight.callbacks.loop import guard, plan
-from fedlight.callbacks.loop.checkpoint import (
-    RoundStart,
-    check_what_is_loaded,
-    follow_what_is_saved,
-    remembered,
-    restore,
-)
+from fedlight.callbacks.loop.checkpoint import RoundStart, check_what_is_loaded, follow_what_is_saved
 from fedlight.callbacks.loop.guard import SameFederation
 from fedlight.callbacks.loop.parts import optimizers
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
@@ -359,8 +354,17 @@ class FederatedLoop(LoopView):
         run.call(Part.after_round, metrics)
 
     def remembered(self) -> dict[str, Any]:
-        """Return the rounds done and the states of algorithm and server."""
-        return remembered(self)
+        """Return the loop's state without its clients' memories."""
+        return {
+            "federation": self._federation.settings,
+            "rounds_done": self.rounds_done,
+            "virtual_seconds": self.virtual_seconds,
+            "privacy": {} if self.privacy is None else self.privacy.state_dict(),
+            "trained": {name: parameter.requires_grad for name, parameter in self._parameters.items()},
+            "algorithm": self.algorithm.state_dict(),
+            "server": self.server.state_dict(),
+            "buffered": {} if self._buffered is None else self._buffered.state_dict(),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return rounds done and the states of algorithm, server and clients; inside a round, the states from before it."""
@@ -375,4 +379,12 @@ class FederatedLoop(LoopView):
         """
         self._federation.restore(state_dict["federation"])
         self._trained_before = state_dict.get("trained", {})
-        restore(self, state_dict)
+        self.rounds_done = state_dict["rounds_done"]
+        self.virtual_seconds = state_dict.get("virtual_seconds", 0.0)
+        if self.privacy is not None:
+            self.privacy.load_state_dict(state_dict["privacy"])
+        for name in ("algorithm", "server", "memory"):
+            getattr(self, name).load_state_dict(state_dict[name])
+        if self._buffered is not None:
+            self._buffered.load_state_dict(state_dict.get("buffered", {}))
+        rank_zero_info(f"resuming after round {self.rounds_done}")
