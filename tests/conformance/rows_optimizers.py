@@ -50,19 +50,20 @@ class SignDescent(torch.optim.Optimizer):
 
 
 class Elsewhere(torch.optim.SGD):
-    """Keeps its momentum in an attribute of its own."""
+    """Keeps its momentum and the number of its steps in attributes of its own."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, lr)
-        self.velocity = {}
+        self.velocity, self.number = {}, 0
 
     @torch.no_grad()
     def step(self, closure=None):
         with torch.enable_grad():
             loss = closure() if closure else None
+        self.number += 1
         for p in self.param_groups[0]["params"]:
             self.velocity[p] = 0.9 * self.velocity.get(p, 0.0) + p.grad
-            p.sub_(self.param_groups[0]["lr"] * self.velocity[p])
+            p.sub_(self.param_groups[0]["lr"] / self.number * self.velocity[p])
         return loss
 
 

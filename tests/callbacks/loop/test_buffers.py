@@ -66,28 +66,6 @@ def moved(value, ends):
     return (value + 10 / 3 * sum(SIZES[c] / 120 * (end.double() - value) for c, end in ends.items())).float()
 
 
-def test_average_equals_a_loop_written_out():
-    """Parameters by FedBis' weights, buffers by the mean over the round's clients; validation sees both."""
-    g, names = state_of(module(**PLAIN)), weights(module(**PLAIN))
-    model, _, seen = run(parts=[AveragedBuffers()])
-    for round_idx in range(3):
-        cohort = of_round(seen, round_idx)
-        assert len(cohort) == 3
-        local = {client: trained_on(g, batches) for client, batches in cohort.items()}
-        examples = sum(SIZES[client] for client in cohort)
-        new = {}
-        for name, value in g.items():
-            if name in names:
-                new[name] = moved(value, {c: own[name] for c, own in local.items()})
-            else:
-                mean = sum(SIZES[c] * own[name].double() for c, own in local.items()) / examples
-                new[name] = mean.round().long() if name.endswith("tracked") else mean.float()
-        g = new
-        torch.testing.assert_close(seen.validated[round_idx + 1], g, rtol=1e-5, atol=1e-6)
-    assert g["net.1.num_batches_tracked"].item() == 6
-    torch.testing.assert_close(state_of(model), g, rtol=1e-5, atol=1e-6)
-
-
 def test_local_equals_a_loop_written_out():
     """FedBN: normalization and statistics of a client go on where it left them; the server's are the initial ones."""
     start = state_of(module(**PLAIN))
@@ -229,15 +207,8 @@ class Late(Regression):
         return super().training_step(batch, batch_idx)
 
 
-def parametrized():
-    model = module()
-    model.net[0] = nn.utils.parametrizations.spectral_norm(model.net[0])
-    return model
-
-
 CASES = {
     "batch norm": (lambda: module(norm=True), "net.1.running_mean, net.1.running_var, net.1.num_batches"),
-    "parametrized": (parametrized, "net.0.parametrizations.weight.0._u"),
     "growing queue": (lambda: Queue(grows=True), "changes queue:"),
     "average of weights": (Ema, "changes mean:"),
     "late": (Late, "changes declared, new:"),

@@ -71,23 +71,6 @@ def test_a_round_equals_a_loop_written_out(weighting):
     assert_close(found, {name: value + movement[name] for name, value in start.items()})
 
 
-def test_schedulers_step_once_a_round():
-    class Halving(Regression):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
-            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
-
-    class Told(FedAvg):
-        def finish_visit(self, visiting, movement, work):
-            told.append(work.lr)
-            return super().finish_visit(visiting, movement, work)
-
-    told = []
-    federate(3, model=Halving(), algorithm=Told(), clients_per_round=2, local_steps=1)
-    # The last visit of a round ends after the scheduler's step.
-    assert told == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
-
-
 def test_without_the_loop_the_same_wrapper_trains_centrally():
     t = trainer(1)
     t.fit(module(), FederatedWrapper(Numbers(), ten_clients))

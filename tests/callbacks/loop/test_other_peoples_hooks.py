@@ -185,43 +185,15 @@ class Around(torch.optim.Optimizer):
         return loss
 
 
-class Counts(torch.optim.Optimizer):
-    """Momentum in an attribute of its own, and a rate by the number of its steps."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {"lr": LR})
-        self.number, self.moments = 0, []
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        with torch.enable_grad():
-            loss = closure()
-        (p,) = self.param_groups[0]["params"]
-        if not self.moments:
-            self.moments = [torch.zeros_like(p)]
-        self.number += 1
-        self.moments[0].mul_(0.9).add_(p.grad)
-        p.sub_(self.moments[0], alpha=LR / self.number)
-        return loss
-
-
-def momentum(rate):
+def test_what_an_optimizer_in_another_remembers_is_no_other_clients():
     def visit(own, weight, round_idx):
         moment = 0.0
-        for number in range(3):
+        for _ in range(3):
             moment = 0.9 * moment + gradient(own, weight)
-            weight -= rate(number) * moment
+            weight -= LR * moment
         return weight
 
-    return visit
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "visit"),
-    [(Around, momentum(lambda number: LR)), (Counts, momentum(lambda number: LR / (number + 1)))],
-)
-def test_what_an_optimizer_remembers_in_attributes_is_no_other_clients(optimizer, visit):
-    assert fitted(Line(optimizer)) == pytest.approx(by_hand(visit), rel=1e-5)
+    assert fitted(Line(Around)) == pytest.approx(by_hand(visit), rel=1e-5)
 
 
 class StepsInside(ByHand):
@@ -331,23 +303,3 @@ def test_weights_that_a_sampler_gets_in_later_epochs_count():
     fitted(Line(), after=[mines], data=loader(sampler=sampler), rounds=2)
     assert len(mines.read[0]) > 2
     assert mines.read[1] == {1.0, 5.0}
-
-
-class CountsInGroups(torch.optim.SGD):
-    """Counts its steps in its group."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, lr=LR)
-        self.param_groups[0]["count"] = 0
-
-    def step(self, closure=None):
-        self.param_groups[0]["count"] += 1
-        return super().step(closure)
-
-
-def test_what_a_group_counts_goes_on_from_the_longest_visit():
-    """Client a, whose name comes first, has three batches, and client b one."""
-    model, data = Line(CountsInGroups), DataLoader(TensorDataset(X, Y), batch_size=2)
-    clients = ByClient(lambda _: {"a": range(6), "b": [6, 7]})
-    trainer(2, [clients, FederatedLoop(clients_per_round=2)]).fit(model, data)
-    assert model.trainer.optimizers[0].param_groups[0]["count"] == 2 * 3

@@ -343,28 +343,6 @@ def test_gradients_of_parameters_outside_the_optimizer_are_cleared_as_well():
     assert left == [None] * 3
 
 
-def accumulating(state, batches, number):
-    """A visit whose steps have ``number`` batches each, in fp64."""
-    now = dict(state)
-    for first in range(0, len(batches), number):
-        step = [gradients(now, batch) for batch in batches[first : first + number]]
-        now = {name: now[name] - LR * sum(one[name] for one in step) / number for name in now}
-    return now
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_scheduled_accumulation_equals_a_loop_written_out(first):
-    """1 batch a step in rounds 0 and 1, 3 in round 2, 2 in round 3; the scheduler stands on either side of the loop."""
-    scheduler = GradientAccumulationScheduler({2: 3, 3: 2})
-    place = {"before": [scheduler]} if first else {"after": [scheduler]}
-    state, found, rounds = recorded(rounds=4, local_steps=2, **place)
-    for number, of_clients in zip((1, 1, 3, 2), rounds, strict=True):
-        assert {len(own) for own in of_clients.values()} == {2 * number}
-        trained = {client: accumulating(state, own, number) for client, own in of_clients.items()}
-        state = {name: state[name] + value for name, value in combined(state, trained).items()}
-    assert_close(found, state)
-
-
 def test_a_round_without_visits_under_scheduled_accumulation():
     class NobodyFirst(FedAvg):
         def plan(self, round_idx, cohort, num_batches):
