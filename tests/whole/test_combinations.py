@@ -157,19 +157,6 @@ def test_a_selector_without_sampled_members_does_not_move(name):
     assert max(numbers) < 3
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_the_order_of_the_clients_does_not_matter(name):
-    class Reversed(FedBiscuit):
-        def plan(self, *args):
-            return super().plan(*args)[::-1]
-
-    forward, backward = (
-        run(kind(1, 2), module=Adapters(3, "AdamW"), rounds=6, clients_per_round=7, **parts(name))[0]
-        for kind in (FedBiscuit, Reversed)
-    )
-    assert_equal(weights(forward), weights(backward))
-
-
 def test_liars_do_not_move_a_selector_under_the_median():
     """One of three members of each group sends a movement a million times too large."""
 

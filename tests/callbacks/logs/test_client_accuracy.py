@@ -131,21 +131,6 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, round_idx, moment, ch
     assert (tmp_path / "clients.csv").read_text() == whole
 
 
-def test_accuracies_that_were_changed_are_named_and_not_gone_on_with(tmp_path):
-    fit(tmp_path, ClientAccuracy(), Saves(), rounds=3)
-    file = tmp_path / "clients.csv"
-    whole = file.read_text()
-    for damaged in (whole.replace("val,0,a,4", "val,0,a,5"), whole[:150], "\0" * len(whole)):
-        assert damaged != whole
-        file.write_text(damaged)
-        with refusal(r"clients\.csv is damaged or of another run: its rows up to round 2"):
-            fit(tmp_path, ClientAccuracy(), rounds=3, ckpt_path=tmp_path / "end1.ckpt")
-        assert file.read_text() == damaged
-    file.write_text(whole)
-    fit(tmp_path, ClientAccuracy(), rounds=3, ckpt_path=tmp_path / "end1.ckpt")
-    assert file.read_text() == whole
-
-
 def test_a_new_run_replaces_the_file_and_more_training_drops_the_test(tmp_path):
     module, run = fit(tmp_path, ClientAccuracy(), Saves(), rounds=2)
     two_rounds = (tmp_path / "clients.csv").read_text()

@@ -1,7 +1,6 @@
 import pytest
 from judges import Dies, Margins, Saves, fit
 from plain_lightning import Metrics
-from refusals import refusal
 
 from fedlight.callbacks.logs.group_log import GroupLog
 from fedlight.federation.algorithms.fedavg import FedAvg
@@ -57,19 +56,6 @@ def test_a_resumed_run_drops_groupings_that_it_makes_again(tmp_path):
     assert (tmp_path / "groups.csv").read_text() == ROWS
     fit(tmp_path, GroupLog(), rounds=2)  # a new run
     assert (tmp_path / "groups.csv").read_text() == ROWS[: ROWS.index("3,")]
-
-
-def test_groupings_that_were_changed_are_named_and_not_gone_on_with(tmp_path):
-    """Of other ways of a damage see tests/whole/test_damaged_files.py."""
-    damaged = ROWS.replace("1,b,2", "1,b,0")
-    fit(tmp_path, GroupLog(), Saves())
-    (tmp_path / "groups.csv").write_text(damaged)
-    with refusal(r"groups\.csv is damaged or of another run: its rows up to round 2"):
-        fit(tmp_path, GroupLog(), ckpt_path=tmp_path / "end1.ckpt")
-    assert (tmp_path / "groups.csv").read_text() == damaged
-    (tmp_path / "groups.csv").unlink()
-    fit(tmp_path, GroupLog(), ckpt_path=tmp_path / "end1.ckpt")
-    assert (tmp_path / "groups.csv").read_text() == ROWS.splitlines(True)[0] + ROWS[ROWS.index("3,a") :]
 
 
 def test_an_algorithm_that_does_not_group(tmp_path, caplog):

@@ -129,28 +129,6 @@ def fitted(model, rounds, order, joins, folder, every=None, ckpt_path=None, **lo
     return weights(model)
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-@pytest.mark.parametrize("order", [1, -1])
-def test_resumed_before_and_after_it_joins_equals_the_uninterrupted_run(tmp_path, order):
-    def run(folder, ckpt_path=None):
-        return fitted(
-            transfer(),
-            5,
-            order,
-            2,
-            folder,
-            ckpt_path=ckpt_path,
-            algorithm=Scaffold(),
-            server=FedAvgM(beta=0.5),
-            clients_per_round=6,
-            local_steps=2,
-        )
-
-    whole = run(tmp_path / "whole")
-    for epoch in range(4):
-        assert_equal(whole, run(tmp_path / f"from{epoch}", tmp_path / f"whole/epoch={epoch}.ckpt"))
-
-
 class Falling(Transfer):
     """A rate that falls by step."""
 

@@ -1,11 +1,7 @@
-from functools import partial
-from itertools import pairwise
-
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from plain_lightning import Backwards, Numbers, Regression, assert_equal, ten_clients, trainer, weights
+from plain_lightning import Numbers, Regression, ten_clients, trainer
 from refusals import refusal
 from torch.optim import lr_scheduler
 from written_out import LR, assert_close, combined, gradients, recorded, scaffold
@@ -19,14 +15,13 @@ DECAY = 0.9
 class Scheduled(Regression):
     """Plain SGD under the schedules that ``make`` gives for its optimizer."""
 
-    def __init__(self, make, optimizer=None):
+    def __init__(self, make):
         L.seed_everything(0, verbose=False)
         super().__init__(dropout=0.0)
         self.make = make
-        self.made = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=LR))
 
     def configure_optimizers(self):
-        optimizer = self.made(self.parameters())
+        optimizer = torch.optim.SGD(self.parameters(), lr=LR)
         return [optimizer], self.make(optimizer)
 
 
@@ -92,34 +87,6 @@ def test_the_next_round_begins_where_the_longest_visit_ended(make):
     assert_close(found, written_out(start, rounds, rate))
 
 
-def one_cycle(optimizer):
-    return [
-        {"scheduler": lr_scheduler.OneCycleLR(optimizer, max_lr=LR, total_steps=60), "interval": "step"},
-        lr_scheduler.StepLR(optimizer, 2),
-    ]
-
-
-@pytest.mark.parametrize("make", [by_step_and_round, one_cycle])
-def test_the_order_of_the_clients_does_not_matter(make):
-    """Bit for bit, with passes of unlike length: the longest visit is the first, the last or in between."""
-    found = []
-    for algorithm in (FedAvg("normalized"), Backwards("normalized")):
-        options, model = [], Scheduled(make, partial(torch.optim.AdamW, lr=LR))
-
-        class Watch(L.Callback):
-            def on_train_epoch_start(self, trainer, pl_module, options=options):
-                group = trainer.optimizers[0].param_groups[0]
-                options.append({key: value for key, value in group.items() if key != "params"})
-
-        loop = FederatedLoop(algorithm, clients_per_round=4)
-        trainer(5, [loop, Watch()]).fit(model, FederatedWrapper(Numbers(), ten_clients))
-        found.append((weights(model), options))
-    assert_equal(found[0][0], found[1][0])
-    assert found[0][1] == found[1][1]
-    moved = [before["lr"] != after["lr"] for before, after in pairwise(found[0][1])]
-    assert any(moved)
-
-
 @pytest.mark.parametrize("local_steps", [3, None])
 def test_a_schedule_as_long_as_the_estimate_runs_to_its_end(local_steps):
     """The estimate of Lightning, asked when optimizers are made: rounds times the steps of the longest visit."""
@@ -171,25 +138,6 @@ def test_algorithms_are_told_the_rate_of_a_visit_s_last_step():
 
     recorded(rounds=1, local_steps=2, model=Scheduled(by_step), algorithm=Told())
     assert told == [(pytest.approx(LR * DECAY), pytest.approx(LR * (1 + DECAY)))] * 3
-
-
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-@pytest.mark.parametrize("after_round", ["continue", "restart"])
-@pytest.mark.parametrize("kind", [Scheduled, Manual])
-def test_resumed_equals_uninterrupted(tmp_path, kind, after_round):
-    make = by_step if kind is Manual else one_cycle
-
-    def run(folder, ckpt_path=None):
-        save = ModelCheckpoint(folder, save_top_k=-1, filename="{epoch}")
-        loop = FederatedLoop(clients_per_round=3, parts=[StepSchedules(after_round)])
-        model = kind(make)
-        fit = trainer(4, [loop, save], enable_checkpointing=True)
-        fit.fit(model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=ckpt_path, weights_only=True)
-        return weights(model)
-
-    whole = run(tmp_path / "whole")
-    for epoch in range(3):
-        assert_equal(whole, run(tmp_path / f"from{epoch}", tmp_path / f"whole/epoch={epoch}.ckpt"))
 
 
 def test_a_round_without_visits_leaves_the_schedule_where_it_was():
