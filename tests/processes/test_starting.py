@@ -6,55 +6,19 @@ from datetime import timedelta
 import lightning as L
 import pytest
 import torch
-from plain_lightning import Numbers, Regression, module, ten_clients, trainer
+from plain_lightning import Numbers, Regression, ten_clients, trainer
 from ranks import log_of, run_ranks, start_ranks, wait_for
 from shared_runs import files_of, folder_of, train
 
 from fedlight import ByClient, FederatedLoop
 from fedlight.callbacks.loop.ranks.ranks import Ranks
 from fedlight.processes import joining
-from fedlight.processes.work import merged
 
 pytestmark = [
     pytest.mark.slow,  # teams of processes
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none",
-    "RANK": "{rank}",
-    "LOCAL_RANK": "{rank}",
-    "LOCAL_WORLD_SIZE": "2",
-    "WORLD_SIZE": "2",
-}
-SLURM = {
-    "SLURM_NTASKS": "2",
-    "SLURM_NTASKS_PER_NODE": "1",
-    "SLURM_NNODES": "2",
-    "SLURM_PROCID": "{rank}",
-    "SLURM_NODEID": "{rank}",
-    "SLURM_LOCALID": "0",
-    "SLURM_JOB_NAME": "train",
-    "SLURM_JOB_ID": "17",
-}
-
-
-@pytest.mark.parametrize("place", [TORCHRUN, SLURM], ids=["torchrun", "slurm"])
-def test_the_environment_says_how_many_processes_there_are(tmp_path, place):
-    """Whatever trainer.devices says: a processor has room for any number."""
-
-    def work(rank):
-        for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE"):
-            os.environ.pop(name, None)
-        os.environ.update({name: value.format(rank=rank) for name, value in place.items()})
-        loop = FederatedLoop(clients_per_round=3, local_steps=1)
-        run = trainer(1, [loop, ByClient(ten_clients)], strategy="client_parallel", devices=1)
-        run.fit(module(), Numbers())
-        others = len(loop.visit_records), run.world_size, run.strategy.team.size
-        return (run.global_rank, run.local_rank, run.is_global_zero, *others)
-
-    local = [0, 1] if place is TORCHRUN else [0, 0]
-    assert run_ranks(2, work, tmp_path) == [(0, local[0], True, 3, 1, 2), (1, local[1], False, 3, 1, 2)]
 
 
 REMEDY = "start again from the newest checkpoint"
@@ -208,41 +172,6 @@ def test_when_one_fails_the_other_ends_with_its_reason(tmp_path, monkeypatch):
     said = "process 1 has failed (RuntimeError: out of paper), so process 0 ends too"
     for rank, text in ((0, said), (1, "RuntimeError: out of paper")):
         assert text in log_of(tmp_path / "logs", rank)
-
-
-class Norms(L.Callback):
-    """Callback of docs/processes.md that looks at uploads."""
-
-    shares_uploads = True
-
-    def __init__(self):
-        self.rounds, self.seen = [], 0
-
-    def on_train_epoch_start(self, trainer, module):
-        self.own = {}
-
-    def on_upload(self, upload):
-        self.seen += 1
-        self.own[upload.client_id] = max(float(value.norm()) for value in upload.state.values())
-
-    def on_train_epoch_end(self, trainer, module):
-        self.rounds.append(merged(self.own))
-
-
-def test_a_callback_that_gathers_uploads_finds_those_of_all_clients(tmp_path):
-    def work(size):
-        norms = Norms()
-        loop = FederatedLoop(clients_per_round=4, local_steps=1)
-        several = {"strategy": "client_parallel", "devices": 2} if size > 1 else {}
-        L.seed_everything(0, verbose=False)
-        trainer(2, [loop, ByClient(ten_clients), norms], **several).fit(module(), Numbers())
-        return norms.rounds, norms.seen
-
-    ((alone, seen),) = run_ranks(1, lambda rank: work(1), tmp_path / "alone")
-    ranks = run_ranks(2, lambda rank: work(2), tmp_path / "two")
-    assert seen == 8
-    assert [rounds for rounds, _ in ranks] == [alone, alone]
-    assert [number for _, number in ranks] == [4, 4]
 
 
 class Warming(Regression):
