@@ -6,6 +6,9 @@ import torch
 from refusals import refusal
 from torch import nn
 
+from fedlight.devices.quantization import QuantizedBase
+from fedlight.modules import SFTModule
+from fedlight.modules.language.adapters import Lora
 from fedlight.stacking import StackedAdapters
 from fedlight.stacking.fast_layers import fuse_lora
 
@@ -304,6 +307,28 @@ def test_what_cannot_be_stacked_is_refused_by_name(lora, change, message):
         change(network)
     with refusal(message):
         StackedAdapters(network, trained(network))
+
+
+def test_an_int8_base_is_refused():
+    """On a device only ``forward`` of the base's layers changes, and its NF4 base is taken."""
+
+    def make(**base):
+        module = SFTModule("toy", lora=Lora(rank=2), dtype="fp32", **base)
+        module.configure_model()
+        return module
+
+    module, message = make(base="int8"), r"int8 layer .*picks its outlier columns.*model.base=nf4 or plain"
+    with refusal(message):
+        StackedAdapters(module, trained(module))
+    module = make()
+    quantized = QuantizedBase(module)
+    quantized.use(8)
+    with refusal("int8 layer"):
+        StackedAdapters(module, trained(module))
+    quantized.use(4)
+    StackedAdapters(module, trained(module))
+    quantized.use(16)
+    StackedAdapters(module, trained(module))
 
 
 def test_adapters_that_are_not_alike_are_refused():

@@ -5,10 +5,12 @@ import torch
 from nested import nested
 from stacked import both_ways, furthest
 from tiny_world import VOTES
+from transformers import AutoTokenizer, BertConfig, BertModel
 
 from fedlight import Lora, Optimization, PreferenceDataModule, RewardModule, SelectorModule, SFTModule
 from fedlight.federation.algorithms import FedAvg, FedBiscuit, FedProx, LocalOnly, Scaffold, SoftGroups
 from fedlight.modules import DPOModule
+from fedlight.modules.language.base_model import Execution
 
 MODULES = {"selector": SelectorModule, "sft": SFTModule, "dpo": DPOModule, "reward": RewardModule}
 ALGORITHMS = {"FedAvg": FedAvg, "FedProx": lambda: FedProx(0.5), "Scaffold": Scaffold, "LocalOnly": LocalOnly}
@@ -51,11 +53,34 @@ def test_every_module_under_every_algorithm(algorithm, kind, tiny_model):
         assert furthest(alone, {n: p for n, p in made().named_parameters() if n in alone}) > 1e-3
 
 
-@pytest.mark.parametrize("kind", MODULES)
-def test_adamw_with_dropout_and_clipping(kind, tiny_model):
+@pytest.fixture(scope="module")
+def encoder(tiny_model, tmp_path_factory):
+    """A BERT with the words of the tiny model."""
+    folder, tokenizer = tmp_path_factory.mktemp("encoder"), AutoTokenizer.from_pretrained(tiny_model)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+UNLIKE = {
+    **{kind: (kind, {}) for kind in MODULES},
+    "classifier": ("selector", {"head": "classifier"}),
+    # Its bias cancels out of the loss: the gradient is rounding alone, which AdamW makes a whole step of.
+    "encoder": ("reward", {"optimizer": "SGD", "lr": 0.02}),
+    "nf4": ("dpo", {"base": "nf4"}),
+    "computed twice": ("sft", {"execution": Execution(gradient_checkpointing=True)}),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_adamw_with_dropout_and_clipping(name, tiny_model, encoder):
     """Masks follow from a client's batch, so they are those that it has alone."""
-    made = partial(make, kind, tiny_model, "AdamW", 1e-3, lora=Lora(rank=2, dropout=0.2))
-    data, clip = partial(votes, kind, tiny_model), {"gradient_clip_val": 0.5}
+    kind, settings = UNLIKE[name]
+    model = encoder if name in ("classifier", "encoder") else tiny_model
+    settings = {"optimizer": "AdamW", "lr": 1e-3, "lora": Lora(rank=2, dropout=0.2), **settings}
+    made = partial(make, kind, model, **settings)
+    data, clip = partial(votes, kind, model), {"gradient_clip_val": 0.5}
     both_ways(made, data, 4, most=1e-4, tolerance=1e-4, local_steps=2, settings=clip)
 
 
