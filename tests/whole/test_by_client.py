@@ -232,17 +232,11 @@ def test_validation_loaders_of_every_kind(way, kind):
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (
-            [train_loader(), train_loader()],
-            "are a list of 2 loaders, and a client's visit reads one: give one",
-        ),
         ({"x": train_loader()}, "are a dict of 1 loaders"),
         (CombinedLoader({"x": train_loader(), "y": train_loader()}), "are a dict of 2 loaders"),
-        ([[X, Y], [X, Y]], "are a list, whose examples cannot be assigned to clients: give a torch Data"),
-        (DataLoader(Stream(), batch_size=2), "iterable data set Stream, .*: give the trainer a DataLoader"),
     ],
 )
-def test_training_data_without_positions_are_refused_by_name(way, train, message):
+def test_several_training_loaders_are_refused_by_name(way, train, message):
     model = Line()
     with pytest.raises(ValueError, match=message):
         fitted(way, model, train=train)

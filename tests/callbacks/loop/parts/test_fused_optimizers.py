@@ -168,15 +168,6 @@ def test_states_of_a_parameter_that_was_without_gradient_belong_to_their_numbers
     torch.testing.assert_close(run(True), run(False), rtol=0, atol=1e-6)
 
 
-def test_sparse_gradients_are_refused_by_torchs_own_words():
-    weight = nn.Parameter(torch.ones(6, 6))
-    optimizer = make("AdamW", [weight])
-    use_fused_kernels([optimizer])
-    weight.grad = torch.eye(6).to_sparse()
-    with pytest.raises(RuntimeError, match="does not support sparse gradients"):
-        optimizer.step()
-
-
 def test_parameters_with_gaps_are_left_to_the_loop_or_refused():
     weight = nn.Parameter(torch.randn(6, 6)[:, :3])
     ours = make("AdamW", [weight])
