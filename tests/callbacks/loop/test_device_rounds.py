@@ -26,17 +26,6 @@ def test_a_round_with_nobody_left_changes_nothing_and_says_so(tmp_path, caplog):
     assert "round 3: nobody is left" in caplog.text
 
 
-def test_some_rounds_lose_everybody_and_the_rest_go_on(tmp_path):
-    """Alone in a round, at home in half of them."""
-    fleet = make_fleet(tmp_path, moody={"availability": 0.5})
-    rows, _, loop, fit = rounds_of(8, fleet=fleet, clients_per_round=1)
-    empty = [row["round"] for row in rows if row["reason"] == "absent"]
-    assert 0 < len(empty) < 8
-    assert loop.rounds_done == fit.current_epoch == 8
-    assert fit.global_step == 2 * (8 - len(empty)) + len(empty)
-    assert [row["round"] for row in rows] == list(range(8))
-
-
 def test_the_fastest_count_and_the_others_are_surplus(tmp_path):
     fleet = make_fleet(tmp_path, over_selection=1.75, fast={}, slow={"tflops": 0.1})
     rows, _, _, fit = rounds_of(4, fleet=fleet, clients_per_round=4)

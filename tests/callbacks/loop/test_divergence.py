@@ -15,10 +15,10 @@ from tiny_world import table
 from fedlight import CoordinateMedian, FedAdam, FedAvgM, FederatedLoop, TrimmedMean, VisitLog, Wire
 from fedlight.callbacks.progress.device_totals import device_totals
 from fedlight.callbacks.progress.run_summary import traffic
-from fedlight.datamodules.federated import FederatedDataModule, FederatedWrapper
-from fedlight.federation import Average, ClientMemories, Identity, PrivateMean, Quantize, TopK, Update, Visit
+from fedlight.datamodules.federated import FederatedWrapper
+from fedlight.federation import Average, Identity, PrivateMean, Quantize, TopK, Update, Visit
 from fedlight.federation.algorithms import FedAvg, FedBiscuit, FedProx, LocalOnly, Scaffold
-from fedlight.federation.algorithms.self_made import FedMIT, FewFedPIT, FewFedWeight, LocalSelfGeneration
+from fedlight.federation.algorithms.self_made import FewFedPIT, FewFedWeight
 
 NAN, INF = float("nan"), float("inf")
 
@@ -234,56 +234,6 @@ def test_fewfedpit_leaves_out_a_client_of_which_one_visit_diverges(split, scorer
         ("train", "diverged", 0, ""), ("synthetic", "diverged", 0, ""),
     ]  # fmt: skip
     assert sum(row["reason"] == "diverged" for row in rows) == 2
-
-
-@pytest.mark.parametrize("algorithm", [FedMIT, FewFedWeight, LocalSelfGeneration])
-def test_the_other_algorithms_with_made_data(algorithm, out):
-    when = those({1: [out]})
-    model, loop = run(bomb(when), algorithm(), data=Synthesizing())
-    expected, careful = run(bomb(never), without(algorithm(), when), data=Synthesizing())
-    assert_equal(weights(model), weights(expected))
-    torch.testing.assert_close(numbers(loop), numbers(careful), rtol=0, atol=0)
-
-
-class Again(FederatedDataModule):
-    """The same examples for a second visit."""
-
-    def setup(self, stage):
-        numbers = Numbers()
-        numbers.setup(stage)
-        self.train_set, self.client_indices = numbers.data, ten_clients(None)
-        self.plan.further |= {(client, "again"): own for client, own in self.client_indices.items()}
-
-    def collate(self, examples):
-        return [torch.stack(column) for column in zip(*examples, strict=True)]
-
-
-class Twice(FedAvg):
-    """Two visits, each of which gives an update and counts itself in the client's memory."""
-
-    def plan(self, round_idx, cohort, num_batches):
-        return [Visit(client.id, 2, split) for client in cohort for split in ("train", "again")]
-
-    def reply(self, visiting, trained, work):
-        memory = visiting.client.memory
-        memory["visits"] = memory.get("visits", 0) + 1
-        return trained
-
-
-@pytest.mark.parametrize("limit_mib", [256, 0])
-def test_an_update_of_an_earlier_visit_is_taken_back(tmp_path, out, limit_mib):
-    def when(round_idx, visit):
-        return (round_idx, visit.client_id, visit.split) == (1, out, "again")
-
-    def settings(name):
-        memory = ClientMemories(str(tmp_path / name), limit_mib)
-        return {"data": Again(batch_size=4), "settings": {"limit_val_batches": 0}, "memory": memory}
-
-    model, loop = run(bomb(when), Twice(), **settings("a"))
-    expected, careful = run(bomb(never), without(Twice(), those({1: [out]})), **settings("b"))
-    assert_equal(weights(model), weights(expected))
-    for client in loop.clients:
-        assert loop.memory.load(client) == careful.memory.load(client)
 
 
 def test_a_loss_that_weights_a_client_must_be_a_number(out):

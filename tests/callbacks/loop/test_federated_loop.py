@@ -11,15 +11,6 @@ from written_out import assert_close, combined, local, recorded
 from fedlight import FedAvg, FederatedLoop, FederatedWrapper
 
 
-def test_every_visit_of_a_round_is_recorded():
-    model, loop = federate(rounds=2, clients_per_round=5, local_steps=4)
-    assert loop.rounds_done == 2
-    assert [(r["round"], r["steps"]) for r in loop.visit_records] == [(1, 4)] * 5
-    for record in loop.visit_records:
-        assert record["examples"] == loop.clients[record["client"]].num_examples
-        assert record["bytes_down"] == record["bytes_up"] > 4 * sum(p.numel() for p in model.parameters())
-
-
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
 def test_one_client_with_all_the_data_is_plain_training_bit_for_bit(optimizer):
     """K steps of AdamW in one round; with SGD, which keeps nothing, any number of rounds."""
@@ -71,12 +62,6 @@ def test_a_round_equals_a_loop_written_out(weighting):
     assert_close(found, {name: value + movement[name] for name, value in start.items()})
 
 
-def test_without_the_loop_the_same_wrapper_trains_centrally():
-    t = trainer(1)
-    t.fit(module(), FederatedWrapper(Numbers(), ten_clients))
-    assert t.global_step == 30
-
-
 def test_a_run_whose_rounds_are_all_done_says_so(tmp_path, caplog):
     caplog.set_level("INFO")
     for ckpt_path in (None, tmp_path / "done.ckpt"):
@@ -85,20 +70,6 @@ def test_a_run_whose_rounds_are_all_done_says_so(tmp_path, caplog):
         assert ("all 2 rounds are done" in caplog.text) == (ckpt_path is not None)
         t.save_checkpoint(tmp_path / "done.ckpt")
     assert "raise trainer.max_epochs=2" in caplog.text
-
-
-class Told(L.Callback):
-    """Notes when it is called, with the weights and the random stream of that moment."""
-
-    def __init__(self):
-        self.seen = []
-
-    def on_visit_start(self, client_id):
-        self.seen.append((client_id, weights(self.module), torch.get_rng_state()))
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        self.module = pl_module
-        self.seen.append(("round", weights(pl_module), None))
 
 
 def test_module_and_callbacks_are_told_before_the_first_batch_of_each_visit():
@@ -122,17 +93,6 @@ def test_module_and_callbacks_are_told_before_the_first_batch_of_each_visit():
     assert visited[3:] == [row["client"] for row in loop.visit_records]
     told = [[("module", client), ("callback", client), "batch", "batch"] for client in visited]
     assert order == sum(told, [])
-
-
-def test_parameters_are_the_global_ones_and_streams_are_the_clients_own():
-    told = Told()
-    federate(2, callbacks=[told])
-    for start in (0, 4):
-        (_, given, _), *visits = told.seen[start : start + 4]
-        for _, found, _ in visits:
-            assert_equal(found, given)
-    streams = [stream for _, _, stream in told.seen if stream is not None]
-    assert len({stream.numpy().tobytes() for stream in streams}) == 6
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from fedlight.callbacks.loop.fitted_step import (
     reduce_parts,
     take_examples,
 )
-from fedlight.modules.language.adapters import Lora
 
 Pair = namedtuple("Pair", "x y")
 
@@ -301,32 +300,6 @@ def test_refusals():
         FittedStep(module).enter(2, checkpointing=False)
     with pytest.raises(ValueError, match="LightningModule has no checkpoint_gradients"):
         FittedStep(L.LightningModule()).enter(None, checkpointing=True)
-
-
-def test_preferred_pairs(tiny_model):
-    """A DPO step, whose batch is nested and whose reference comes from a pass of its own, on an NF4 base."""
-    from fedlight.devices.quantization import QuantizedBase
-    from fedlight.modules.dpo import DPOModule
-
-    generator = torch.Generator().manual_seed(0)
-
-    def side():
-        ids = torch.randint(5, 50, (5, 12), generator=generator)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-
-    module = DPOModule(tiny_model, dtype="fp32", lora=Lora(dropout=0.0))
-    module.configure_model()
-    with torch.no_grad():
-        for name, weight in module.state_dict().items():
-            weight.add_(0.1 if "lora_B" in name else 0)
-    QuantizedBase(module).use(4)
-    batch = {"chosen": side(), "rejected": side()}
-    whole, expected = gradients(module, batch)
-    loss, got = gradients(module, batch, micro_batch=2)
-    assert loss.item() == pytest.approx(whole.item(), rel=1e-5)
-    for name in module.state_dict():
-        torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-6)
-        assert got[name].abs().max() > 1e-5
 
 
 def test_batches_are_cut_in_any_nesting():

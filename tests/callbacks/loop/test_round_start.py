@@ -23,7 +23,7 @@ from tastes import Adapters, Tastes
 from tiny_world import table
 from torch import nn
 
-from fedlight import FedAdam, FedBiscuit, FederatedLoop, FederatedWrapper, Scaffold, TopK, VisitLog, Wire
+from fedlight import FedAdam, FedBiscuit, FederatedWrapper, Scaffold, TopK, VisitLog, Wire
 from fedlight.callbacks.loop.parts import AveragedBuffers, LocalBuffers
 from fedlight.federation import ClientMemories
 
@@ -328,20 +328,6 @@ def test_weights_alone_are_the_global_models(tmp_path):
         assert_equal(checkpoint["state_dict"], states[step // STEPS * STEPS])
 
 
-def test_a_validation_inside_a_round_is_of_the_global_model(tmp_path):
-    """The metric by which the checkpoint is chosen is that of its weights."""
-    logged = []
-
-    class Watch(L.Callback):
-        def on_validation_end(self, trainer, pl_module):
-            if not trainer.sanity_checking:
-                logged.append(trainer.callback_metrics["val/loss"].item())
-
-    run(tmp_path, callbacks=[Interrupts(stop, 2), Watch()])
-    assert len(logged) == 3
-    assert logged[1] == logged[2]
-
-
 def test_saving_inside_a_round_leaves_it_alone(uninterrupted, tmp_path):
     run_ = run(tmp_path, "on_disk", [saved(tmp_path, every_n_train_steps=1, save_top_k=-1)])
     assert what_counts(tmp_path, *run_) == uninterrupted("on_disk")
@@ -377,18 +363,6 @@ def test_a_server_that_changes_its_moments_in_place_is_saved_as_before_the_round
     run(tmp_path, "in_place", [Interrupts(save_once(tmp_path), 1, LAST)])
     again = run(tmp_path, "in_place", ckpt_path=tmp_path / "own.ckpt")
     assert what_counts(tmp_path, *again) == uninterrupted("in_place")
-
-
-def test_what_is_exported_after_a_stop_inside_a_round_is_the_global_model(tmp_path):
-    """Also by a callback that comes before the loop."""
-    seen = {}
-    export = LambdaCallback(
-        on_train_epoch_start=lambda trainer, model: seen.update(before=weights(model)),
-        on_fit_end=lambda trainer, model: seen.update(after=weights(model)),
-    )
-    loop, data = FederatedLoop(clients_per_round=3, local_steps=2), FederatedWrapper(Numbers(), ten_clients)
-    trainer(2, [export, Interrupts(stop, 1, 3), loop]).fit(Regression(), data)
-    assert_equal(seen["before"], seen["after"])
 
 
 def test_the_same_trainer_may_go_on_after_an_error_and_does_the_round_again(uninterrupted, tmp_path):

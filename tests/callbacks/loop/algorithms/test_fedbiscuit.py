@@ -72,15 +72,6 @@ def test_one_selector_is_fedbis_bit_for_bit(weighting, optimizer):
     assert set(loop.algorithm.groups.values()) == {0}
 
 
-def test_groups_find_the_tastes_and_each_selector_learns_its_own():
-    module, loop = run(FedBiscuit(2, 2, weighting="normalized"), rounds=40, clients_per_round=6)
-    groups = loop.algorithm.groups
-    assert len({(SIGNS[c], g) for c, g in groups.items()}) == 3  # one selector for each taste
-    for client, group in groups.items():
-        learned = module.parts[f"adapter{group}"].weight
-        assert torch.allclose(learned, torch.full((1, 4), float(SIGNS[client])), atol=0.15)
-
-
 def test_bytes_of_visits_and_of_the_grouping_are_exact():
     metrics = Metrics("bytes")
     module, _ = run(FedBiscuit(1, 2), rounds=6, callbacks=[metrics])

@@ -1,5 +1,4 @@
 import pytest
-import torch
 from plain_lightning import assert_equal
 from stacked import CLIENTS, Points, fit
 from two_parts import Recorder, TwoParts, close, mean, share_of, trained, weights
@@ -62,25 +61,6 @@ def test_rounds_equal_the_algorithm_written_out(optimizer, together):
             close(loop.own_state(client), heads[client])
 
 
-class Fixed(Recorder):
-    """What each visit of a run leaves where it was."""
-
-    def __init__(self):
-        super().__init__()
-        self.moved, self._before = {}, {}
-
-    def on_visit_start(self, client_id):
-        self._before = {}
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        loop = next(callback for callback in trainer.callbacks if hasattr(callback, "rounds_done"))
-        part = loop.visit.part
-        for name, value in weights(pl_module).items():
-            before = self._before.get(name, value)
-            self.moved.setdefault(part, {}).setdefault(name, []).append(not torch.equal(before, value))
-            self._before[name] = value
-
-
 class ByHand(TwoParts):
     """An optimizer for each part, stepped by hand; weights move by both or, with one fixed, by the other."""
 
@@ -110,34 +90,6 @@ def test_two_optimizers_stepped_by_hand_train_what_one_does():
     close(weights(two), weights(one))
     close(other.own_state("a"), loop.own_state("a"))
     assert [row["steps"] for row in others] == [row["steps"] for row in rows] == [3] * 16
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "options"),
-    [("AdamW", {"lr": 0.02, "weight_decay": 0.5}), ("LBFGS", {"lr": 0.05}), ("Adagrad", {"lr": 0.05})],
-)
-def test_what_is_fixed_stays_bit_for_bit_under_optimizers_of_every_kind(optimizer, options):
-    fixed, module = Fixed(), TwoParts(optimizer, **options)
-    fit(module, Points(), rounds=2, algorithm=FedRep(), local_steps=4, callbacks=[fixed])
-    for part, moving in (("head", HEAD), ("", BODY)):
-        assert {name for name, steps in fixed.moved[part].items() if any(steps)} == moving, part
-
-
-def in_pairs(batches):
-    """The mean loss of two batches of one size is that of both as one."""
-    return [
-        {name: torch.cat([one[name], two[name]]) for name in one}
-        for one, two in zip(batches[::2], batches[1::2], strict=True)
-    ]
-
-
-def test_batches_are_accumulated_for_the_part_that_is_trained():
-    seen, module = Recorder(), TwoParts()
-    start = weights(module)
-    algorithm, settings = FedRep(weighting="normalized"), {"accumulate_grad_batches": 2}
-    fit(module, Points(), rounds=1, algorithm=algorithm, callbacks=[seen], settings=settings)
-    rounds = {0: [(visit, in_pairs(batches)) for visit, batches in seen.visits[0]]}
-    close(some(weights(module), BODY), written_out(module, start, rounds)[0])
 
 
 def test_the_head_is_sent_once_and_the_body_alone_comes_back():

@@ -214,15 +214,6 @@ def test_with_beta_zero_and_no_candidate_anywhere_the_model_stays_and_the_round_
     assert "round 2: nobody is left" in caplog.text
 
 
-def test_a_client_with_two_examples():
-    def pairs(dataset):
-        return {f"c{i}": torch.arange(2 * i, 2 * i + 2).numpy() for i in range(4)}
-
-    _, loop, _ = run(FewFedPIT(0.5), rounds=2, data=Synthesizing(pairs), local_steps=None)
-    assert [row["examples"] for row in loop.visit_records] == [2, 8] * 3
-    assert [row["steps"] for row in loop.visit_records] == [1, 2] * 3
-
-
 def test_what_is_drawn_while_candidates_are_made_changes_nothing_else():
     def fit(draws):
         others = []

@@ -98,12 +98,6 @@ def fresh(**options):
     return module
 
 
-def test_ro_lora_begins_with_b_so_that_a_new_adapter_learns():
-    _, history, *_ = run(RoLoRA(), rounds=2, module=fresh())
-    for before, after, factor in zip(history.states[:2], history.states[1:], "BA", strict=True):
-        assert all(not torch.equal(value, before[name]) for name, value in of(after, factor).items())
-
-
 def cut_to_one(module):
     """Leave the pairs of a module one direction; return the algorithm that knows, and the pairs."""
     algorithm, pairs = ProductAverage(0.99999), find_pairs(adapters(module)).pairs
@@ -283,16 +277,6 @@ def test_a_local_algorithm_starts_its_visits(make):
     own, *_ = run(make(local=Near()), rounds=2, module=OddRank(lr=0.3))
     expected, *_ = run(make(local=FedProx(0.5)), rounds=2, module=OddRank(lr=0.3))
     assert_equal(adapters(own), adapters(expected))
-
-
-def test_a_proximal_term_goes_with_ranks_that_are_cut():
-    """Of factors that have fewer rows than the module's."""
-    near, *_ = run(ProductAverage(0.9, local=FedProx(0.5)), module=OddRank(lr=0.3))
-    plain, *_ = run(ProductAverage(0.9, local=FedProx(0.0)), module=OddRank(lr=0.3))
-    alone, _, _, _, loop = run(ProductAverage(0.9), module=OddRank(lr=0.3))
-    assert loop.algorithm.state_dict()["ranks"]
-    assert_equal(adapters(plain), adapters(alone))
-    assert any(not torch.equal(value, adapters(alone)[n]) for n, value in adapters(near).items())
 
 
 @pytest.mark.parametrize("kind", [FFALoRA, RoLoRA, FedSALoRA, ProductAverage])

@@ -32,7 +32,7 @@ from torch import nn
 from torch.utils.data import WeightedRandomSampler
 from two_parts import Recorder, TwoParts
 
-from fedlight import FederatedLoop, FederatedWrapper, FedProx, FewFedPIT, Scaffold, SFTModule, derive_seed
+from fedlight import FederatedLoop, FederatedWrapper, FewFedPIT, SFTModule, derive_seed
 from fedlight.augmentation.less.example_gradients import example_gradients
 from fedlight.callbacks.loop.parts import DPSGD, LocalBuffers
 from fedlight.federation.algorithms import FedBiscuit, SoftGroups
@@ -83,13 +83,6 @@ def test_a_visit_equals_a_loop_over_examples(clip_norm, noise):
         seed = derive_seed(0, "visit", 0, visit.client_id, "train")
         expected = written_out(start, batches, clip_norm, noise, seed)
         torch.testing.assert_close(sent.seen[0, visit.client_id], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_without_noise_and_clipping_it_is_plain_training():
-    """Under AdamW; under SGD it is the loop over examples, whose norms are below the largest one above."""
-    plain, _ = federate(model=module(dropout=0.0))
-    noiseless, _ = federate(model=module(dropout=0.0), parts=[DPSGD(1e6, 0.0)])
-    torch.testing.assert_close(weights(noiseless), weights(plain), rtol=1e-4, atol=1e-6)
 
 
 def one_step(made, data, *parts, callbacks=(), rounds=1):
@@ -265,13 +258,6 @@ def test_secret_noise_is_another_in_each_run():
     seeded = [weights(federate(rounds=1, parts=[DPSGD(1.0, 1.0)])[0]) for _ in range(2)]
     assert_equal(*seeded)
     assert not torch.equal(*(end["net.0.weight"] for end in ends))
-
-
-@pytest.mark.parametrize("algorithm", [FedProx(0.5), Scaffold("uniform")])
-def test_an_algorithm_adds_its_terms_behind_the_noise(algorithm):
-    made, _ = federate(algorithm=algorithm, parts=[DPSGD(0.1, 0.5)])
-    plain, _ = federate(parts=[DPSGD(0.1, 0.5)])
-    assert not torch.equal(weights(made)["net.0.weight"], weights(plain)["net.0.weight"])
 
 
 def test_a_fixed_factor_has_no_noise_and_no_part_of_the_norm():

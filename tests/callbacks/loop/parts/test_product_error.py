@@ -109,11 +109,6 @@ def test_one_client_loses_nothing(algorithm):
     assert max(history.errors) < 1e-12
 
 
-def test_clients_with_equal_factors_lose_nothing_and_those_without_steps_neither():
-    _, history, *_ = run(FedAvg(), module=LoraModule(lr=0.0))
-    assert max(history.errors) < 1e-12
-
-
 class KeepsB(Algorithm):
     """A client goes on with its own B, which is sent down once, and up in every visit as it is."""
 

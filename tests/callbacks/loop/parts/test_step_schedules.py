@@ -128,18 +128,6 @@ def test_scaffold_is_exact_under_a_schedule_by_step():
     assert_close(found, scaffold(start, rounds, visit, lambda idx, _: sum(rates(idx))))
 
 
-def test_algorithms_are_told_the_rate_of_a_visit_s_last_step():
-    told = []
-
-    class Told(FedAvg):
-        def finish_visit(self, visiting, movement, work):
-            told.append((work.lr, work.lr_sums["net.0.bias"]))
-            return super().finish_visit(visiting, movement, work)
-
-    recorded(rounds=1, local_steps=2, model=Scheduled(by_step), algorithm=Told())
-    assert told == [(pytest.approx(LR * DECAY), pytest.approx(LR * (1 + DECAY)))] * 3
-
-
 def test_a_round_without_visits_leaves_the_schedule_where_it_was():
     class NobodyAtFirst(FedAvg):
         def plan(self, round_idx, cohort, num_batches):
