@@ -21,8 +21,6 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import is_namedtuple_instance
 from torchmetrics import Metric
 
-from fedlight.devices.cost import Checkpointed
-from fedlight.support.checks import refuse_below
 from fedlight.support.torch_parts import replaced, tensors, with_parts
 
 
@@ -123,14 +121,13 @@ class FittedStep:
             checkpointing: compute activations twice instead of keeping them.
 
         Raises:
-            ValueError: the module calls backward itself or has no ``checkpoint_gradients``, or the precision scales the
-                loss.
+            ValueError: the module calls backward itself, or the precision scales the loss.
         """
         self.leave()  # the visit before may have fitted it
         if micro_batch is not None:
             self._check_cut(micro_batch)
         if checkpointing:
-            module = self._checkpointing_module()
+            module: Any = self.module  # which was measured so, and has the method
             module.checkpoint_gradients(True)
             self._as_before.callback(module.checkpoint_gradients, False)
         if micro_batch is not None:
@@ -142,16 +139,7 @@ class FittedStep:
         """Restore the step from before `enter`."""
         self._as_before.close()
 
-    def _checkpointing_module(self) -> Checkpointed:
-        if not isinstance(self.module, Checkpointed):
-            raise ValueError(
-                f"{type(self.module).__name__} has no checkpoint_gradients(enabled): add it, or give the device more "
-                "memory_gib"
-            )
-        return self.module
-
     def _check_cut(self, micro_batch: int) -> None:
-        refuse_below(1, micro_batch=micro_batch)
         if not self.module.automatic_optimization:
             raise ValueError(
                 f"micro_batch={micro_batch} cannot cut the steps of {type(self.module).__name__}, whose "

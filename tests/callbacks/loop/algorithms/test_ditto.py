@@ -3,7 +3,7 @@ from plain_lightning import assert_equal
 from stacked import CLIENTS, Points, fit
 from two_parts import Recorder, TwoParts, close, mean, share_of, trained, weights
 
-from fedlight import Ditto, FedAvg, FedProx, LocalOnly, Quantize, Scaffold, Wire
+from fedlight import Ditto, FedProx, Quantize, Scaffold, Wire
 from fedlight.federation.client import Client, serialized_bytes
 
 LAMBDA = 0.7
@@ -59,18 +59,6 @@ def test_rounds_equal_algorithm_1_written_out(options, personal_epochs, loop):
         assert (made.own_state(client) is None) == (client not in visited)
         if client in visited:
             close(made.own_state(client), own[client])
-
-
-def test_without_the_term_it_is_fedavg_and_local_training():
-    module, averaged, alone = (TwoParts("AdamW", lr=0.02) for _ in range(3))
-    *_, ditto = fit(module, Points(), rounds=3, clients_per_round=3, algorithm=Ditto(lam=0.0))
-    fit(averaged, Points(), rounds=3, clients_per_round=3, algorithm=FedAvg())
-    *_, local = fit(alone, Points(), rounds=3, clients_per_round=3, algorithm=LocalOnly())
-    assert_equal(weights(module), weights(averaged))
-    visited = [client for client in CLIENTS if ditto.own_state(client) is not None]
-    assert len(visited) >= 3
-    for client in visited:
-        assert_equal(ditto.own_state(client), local.own_state(client))
 
 
 def test_the_global_part_may_be_fedprox():

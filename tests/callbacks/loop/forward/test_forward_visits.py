@@ -10,11 +10,10 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from plain_lightning import Metrics, Regression, assert_equal, federate, module, seeded, weights
 from stacked import Lora, Points, both_ways, fit, furthest
-from tastes import Adapters, run
 from two_parts import Recorder
 
 from fedlight import CoordinateMedian, FederatedLoop, LocalOnly, Quantize, Scaffold, Wire
-from fedlight.federation.algorithms import Ditto, FedAvg, FedBiscuit, FedProx, FedRep, GlobalThenLocal
+from fedlight.federation.algorithms import Ditto, FedAvg, FedProx, FedRep, GlobalThenLocal
 from fedlight.federation.algorithms.lora import FedSALoRA, FFALoRA, FlexLoRA, HetLoRA, ProductAverage, RoLoRA
 from fedlight.federation.forward.zeroth_order import ZerothOrder, direction, estimate, perturb
 
@@ -118,25 +117,6 @@ def test_scaffolds_control_is_the_mean_of_the_estimates():
 def test_under_adamw_scaffold_warns_of_its_estimates_unless_steps_are_plain_sgd(forward, caplog):
     federate(1, model=module(lr=1e-3), algorithm=Scaffold(), forward=forward)
     assert ("Scaffold is exact under plain SGD" in caplog.text) == (forward is None)
-
-
-def test_each_selector_of_fedbiscuit_is_trained_by_its_group_alone():
-    """In the warm-up each client trains each selector in turn; a visit perturbs the adapter that it trains and no other."""
-    seen = []
-
-    class Watched(Adapters):
-        def training_step(self, batch, batch_idx):
-            seen.append(weights(self))
-            return super().training_step(batch, batch_idx)
-
-    before = weights(Watched(2, "SGD"))
-    model, loop = run(FedBiscuit(1, 2), 3, Watched(2, "SGD"), forward=ZerothOrder(), clients_per_round=4)
-    assert loop.rounds_done == 3
-    assert all(p.isfinite().all() for p in model.parameters())
-    for up, down in zip(seen[::2], seen[1::2], strict=True):
-        moved = {name.split(".")[1] for name in before if not torch.equal(up[name], down[name])}
-        assert len(moved) == 1
-    assert {name for name, p in weights(model).items() if not torch.equal(p, before[name])} == {*before}
 
 
 def test_the_mean_of_the_estimates_is_the_gradient_and_their_variance_grows_with_the_numbers():
@@ -257,20 +237,6 @@ def test_clients_side_by_side_train_what_each_trains_alone(name):
     assert groups[0][0] == ["a", "b", "c"]
     initial = {name: p for name, p in made().named_parameters() if p.requires_grad}
     assert furthest(alone, initial) > 1e-4 or name == "LocalOnly"
-
-
-def test_forward_only_visits_weigh_less_where_they_are_told_to():
-    """One of several clients is trained forward-only with weight 0 of a run whose others are: as without anybody."""
-    before = weights(module(optimizer="SGD"))
-
-    def run(**forward):
-        return weights(federate(1, model=module(optimizer="SGD"), forward=ZerothOrder(**forward))[0])
-
-    whole = run()
-    for factor in (0.0, 0.25):
-        for name, value in run(forward_weight=factor).items():
-            expected = before[name] + factor * (whole[name] - before[name])
-            torch.testing.assert_close(value, expected, rtol=0, atol=1e-7)
 
 
 class Manual(Regression):

@@ -296,12 +296,3 @@ def test_what_those_at_work_have_spent_is_logged_until_they_have_rows(tmp_path):
     assert whole[0]["fed/at_work_joules"] == pytest.approx(10 * now)
     _, resumed = run("resumed", ckpt_path=tmp_path / "whole" / "epoch=0.ckpt")
     assert resumed == whole[1:]
-
-
-def test_a_client_that_diverges_is_left_out_of_its_step(tmp_path):
-    fleet = seconds_of_upload(tmp_path, quick=2, slow=5)
-    more = {"fleet": with_buffer(fleet, FedBuff(3)), "clients_per_round": 4}
-    _, rows, _, loop = fit(TwoParts(), Points(SIX, broken={"b": float("nan")}), rounds=5, **more)
-    assert {row["client"] for row in rows if row["reason"] == "diverged"} == {"b"}
-    assert all(p.isfinite().all() for p in weights(loop._run.lightning_module).values())
-    assert loop.rounds_done == 5

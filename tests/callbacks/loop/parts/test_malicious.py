@@ -7,12 +7,10 @@ from plain_lightning import States, assert_equal, federate, module, weights
 from refusals import refusal
 from stacked import Lora as PointsModule
 from stacked import Points, fit
-from tastes import Adapters
-from tastes import run as run_selectors
 from thread_team import on_team
 from written_out import SHARES, assert_close, local, recorded
 
-from fedlight import Ditto, FedAvg, FedBiscuit, Scaffold
+from fedlight import FedAvg
 from fedlight.callbacks.loop.parts import Limits, Malicious
 from fedlight.federation.algorithms.lora import HetLoRA
 from fedlight.federation.byzantine import FLTrust, Liars
@@ -80,15 +78,6 @@ def test_noise_depends_on_seed_round_and_client_alone():
         assert_equal(few[client], one[client])
 
 
-@pytest.mark.parametrize("lie", ["flip", "noise"])
-def test_without_liars_nothing_changes(lie, caplog):
-    with caplog.at_level(logging.INFO):
-        lying, _ = federate(parts=[Malicious(lie, liars=Liars(share=0.0))])
-    plain, _ = federate()
-    assert_equal(weights(lying), weights(plain))
-    assert "0 of 10 clients lie (flip, 1 times): none" in caplog.text or lie == "noise"
-
-
 def test_clients_side_by_side_lie_as_one_by_one():
     def run(at_once):
         lies = Malicious("flip", 2.0, Liars(clients=["a", "d"]))
@@ -105,17 +94,6 @@ def test_processes_change_no_bit(monkeypatch):
     whole = run()
     for each in on_team(monkeypatch, 3, run):
         assert_equal(each, whole)
-
-
-@pytest.mark.parametrize(
-    "algorithm", [lambda: Scaffold("uniform"), lambda: Ditto(0.5), lambda: FedBiscuit(1, 2)]
-)
-def test_any_algorithm_takes_liars(algorithm):
-    liars = {"parts": [Malicious("flip", 3.0, Liars(share=0.4))], "rounds": 5, "clients_per_round": 9}
-    lying, _ = run_selectors(
-        algorithm(), module=Adapters(3 if isinstance(algorithm(), FedBiscuit) else 1), **liars
-    )
-    assert all(torch.isfinite(value).all() for value in weights(lying).values())
 
 
 def test_noise_keeps_out_of_the_ranks_that_a_client_lacks():
