@@ -247,7 +247,7 @@ KINDS = {
     "local_buffers": lambda root: Kind(
         {"parts": [LocalBuffers()]}, lambda: Regression(norm=True), clients=pairs
     ),
-    "schedules": lambda root: Kind({"local_steps": None, "clients_per_round": 4}, Scheduled, rounds=4),
+    "schedules": lambda root: Kind({"local_steps": 4}, Scheduled, rounds=4),
     "restarted_schedules": lambda root: Kind(
         {"local_steps": None, "parts": [StepSchedules("restart")]}, Scheduled
     ),

@@ -379,21 +379,3 @@ def test_what_cannot_go_together_is_refused_before_any_work(settings, message):
     with refusal(message):
         run(1, model, **settings)
     assert_equal(before, weights(model))
-
-
-def test_local_only_clients_have_models_of_their_own_whole():
-    """Local training alone with batch norm: a client's model is that of a federation of it alone."""
-
-    def even(dataset):  # batch norm cannot train on a last batch of one example
-        return {client: own[: len(own) // 2 * 2] for client, own in ten_clients(dataset).items()}
-
-    parts = [LocalBuffers()]
-    _, loop, _ = run(3, algorithm=LocalOnly(), clients_per_round=10, clients=even, parts=parts)
-    for client in ("c0", "c9"):
-        alone, own, _ = run(
-            3,
-            clients=lambda d, client=client: {client: even(d)[client]},
-            clients_per_round=1,
-            parts=[LocalBuffers()],
-        )
-        assert_equal(loop.own_state(client), state_of(alone) | own.own_state(client))

@@ -1,23 +1,20 @@
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from fleets import make_fleet
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from memories import kept, loop_with
+from memories import loop_with
 from plain_lightning import Metrics, Numbers, Regression, assert_equal, seeded, ten_clients, trainer, weights
 from refusals import refusal
 from synthesizing import Synthesizing
-from tastes import Adapters
-from tastes import run as run_tastes
 from tiny_world import table
 
-from fedlight import CoordinateMedian, FedAdam, FedAvgM, FederatedLoop, TrimmedMean, VisitLog, Wire
+from fedlight import CoordinateMedian, FedAdam, FedAvgM, TrimmedMean, VisitLog, Wire
 from fedlight.callbacks.progress.device_totals import device_totals
 from fedlight.callbacks.progress.run_summary import traffic
 from fedlight.datamodules.federated import FederatedWrapper
 from fedlight.federation import Average, Identity, PrivateMean, Quantize, TopK, Update, Visit
-from fedlight.federation.algorithms import FedAvg, FedBiscuit, FedProx, LocalOnly, Scaffold
+from fedlight.federation.algorithms import FedAvg, FedProx, LocalOnly, Scaffold
 from fedlight.federation.algorithms.self_made import FewFedPIT, FewFedWeight
 
 NAN, INF = float("nan"), float("inf")
@@ -278,46 +275,3 @@ def test_a_weight_that_is_no_number_leaves_a_client_out(out):
 
     _, loop = run(bomb(never), Odd(), 2)
     assert left_out(loop) == [(out, 0)]
-
-
-@pytest.mark.parametrize("policy", ["average", "local"])
-def test_buffers_of_who_diverges_are_left_out_too(policy, bad):
-    """The inputs are no numbers in the last batch: running statistics are lost, and the parameters of that step too."""
-
-    class Dirty(Bomb):
-        def training_step(self, batch, batch_idx):
-            if self.when(self.loop.rounds_done, self.loop.visit):
-                with torch.no_grad():
-                    self.net(batch[0] * NAN)
-            return Regression.training_step(self, batch, batch_idx)
-
-    def twelve_each(dataset):
-        """No client of a batch and one example: batch norm does not train on one."""
-        return {f"c{i}": np.arange(12 * i, 12 * i + 12) for i in range(10)}
-
-    runs = []
-    for when, algorithm in ((those(bad), FedAvg()), (never, without(FedAvg(), those(bad)))):
-        data = FederatedWrapper(Numbers(), twelve_each)
-        model, loop = run(seeded(Dirty, when, norm=True), algorithm, 5, data, parts=kept(policy))
-        runs.append((model.state_dict(), numbers(loop)))
-    torch.testing.assert_close(*runs, rtol=0, atol=0)
-
-
-def test_selectors_of_fedbiscuit_by_group():
-    """In the warm-up and in the groups; a selector all of whose sampled members diverged does not move."""
-    bad = {0: ["c1"], 1: ["c2"], 3: ["c4"], 4: ["c0", "c3", "c6"]}
-
-    class Explodes(Adapters):
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            loop = next(c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))
-            return loss * NAN if self.when(loop.rounds_done, loop.visit) else loss
-
-    runs = []
-    for when in (those(bad), never):
-        model, algorithm = Explodes(), FedBiscuit(warmup_rounds=1, regroup_every=2)
-        model.when = when
-        algorithm = without(algorithm, those(bad)) if when is never else algorithm
-        _, loop = run_tastes(algorithm, 6, model, clients_per_round=9)
-        runs.append((model.state_dict(), numbers(loop)))
-    torch.testing.assert_close(*runs, rtol=0, atol=0)

@@ -14,6 +14,7 @@ from shared_runs import (
     NO_VALIDATION,
     Exploding,
     Kind,
+    Scheduled,
     files_of,
     folder_of,
     pairs,
@@ -117,6 +118,7 @@ MORE = {
         lambda: Lora("AdamW", 0.01), Points, NO_VALIDATION,
     ),
     "accumulation_changes": lambda root: Kind(callbacks=lambda: [GradientAccumulationScheduler({1: 3, 3: 2})], rounds=4),
+    "schedules_of_a_pass": lambda root: Kind({"local_steps": None, "clients_per_round": 4}, Scheduled, rounds=4),
     "loss_scale": lambda root: Kind({"local_steps": 3}, plain, settings={"plugins": [half_precision()]}),
     "moody": lambda root: Kind({"fleet": moody(root), "clients_per_round": 2}, rounds=6),
     "moody_scaffold": lambda root: Kind(

@@ -100,18 +100,6 @@ def test_candidates_are_made_by_the_global_model_for_the_cohort_alone_in_each_ro
     assert_equal(starts[0], weights(module()))
 
 
-def test_the_best_are_chosen_before_the_first_of_them_is_read():
-    _, loop, data = run(FewFedPIT(0.5), rounds=1)
-    for client in {row["client"] for row in loop.visit_records}:
-        own = [entry[0] if entry[0] == "choose" else entry[2] for entry in data.diary if entry[1] == client]
-        assert own == ["train", "train", "choose", "synthetic", "synthetic"]
-    shown = [(row["client"], row["split"], row["examples"]) for row in loop.visit_records]
-    clients = [client for client, *_ in shown[::2]]
-    assert shown == [
-        part for c in clients for part in ((c, "train", loop.clients[c].num_examples), (c, "synthetic", 8))
-    ]
-
-
 def test_without_a_local_model_for_it_beta_zero_reads_nothing_private():
     """Of other private rows the uploads are the same, bit for bit."""
 
@@ -231,18 +219,6 @@ def test_what_is_drawn_while_candidates_are_made_changes_nothing_else():
     assert_equal(quiet, noisy)
     assert one == other
     assert len(set(one)) == 4
-
-
-def test_what_is_drawn_there_is_a_function_of_seed_and_round():
-    class Disturbs(Batches):
-        def setup(self, trainer, pl_module, stage):
-            torch.rand(3)
-
-    first = run(FewFedPIT(0.5), rounds=3, data=Synthesizing(draws=True))[2].drawn
-    again = run(FewFedPIT(0.5), rounds=3, data=Synthesizing(draws=True), callbacks=[Disturbs])[2].drawn
-    assert first == again
-    assert first[0] != first[1] != first[2]
-    assert first != run(FewFedPIT(0.5), rounds=3, data=Synthesizing(draws=True), seed=1)[2].drawn
 
 
 def test_data_that_cannot_make_candidates_are_refused_before_any_work():

@@ -22,7 +22,7 @@ from stacked import CLIENTS, Lora, Points, fit
 from torch import nn
 from two_parts import TwoParts, close
 
-from fedlight import ClipAndNoise, CoordinateMedian, FedAdam, FedAvg, FedProx, Quantize, Scaffold, TopK, Wire
+from fedlight import ClipAndNoise, CoordinateMedian, FedAdam, FedProx, Scaffold, TopK, Wire
 from fedlight.federation import Algorithm, Average
 from fedlight.federation.algorithms import FedRep
 from fedlight.federation.algorithms.lora import FedSALoRA, FFALoRA, ProductAverage, RoLoRA
@@ -184,22 +184,6 @@ def test_a_threshold_cuts_what_is_sent():
     assert loop.algorithm.state_dict()["ranks"] == {name: rank for name, rank in used.items() if rank < 3}
 
 
-def test_ranks_that_a_threshold_has_cut_grow_again():
-    """Of one direction each client makes another one."""
-    module = OddRank(lr=0.3)
-    algorithm, pairs = cut_to_one(module)
-    _, history, _, rows, _ = run(algorithm, rounds=1, module=module, local_steps=6)
-    small = {name: value for name, value in history.states[0].items() if factor_of(name) is None}
-    small |= {pair.a: history.states[0][pair.a][:1] for pair in pairs}
-    small |= {pair.b: history.states[0][pair.b][:, :1] for pair in pairs}
-    assert {(row["bytes_down"], row["bytes_up"]) for row in rows} == {2 * (serialized_bytes(small),)}
-    for pair in pairs:
-        assert torch.linalg.matrix_rank(history.states[0][pair.a]) == 1
-        rank = int(torch.linalg.matrix_rank(history.states[1][pair.a]))
-        assert rank > 1
-        assert algorithm.state_dict()["ranks"].get(pair.a, 3) == rank
-
-
 def test_forward_only_visits_leave_ranks_alone_that_a_threshold_has_cut():
     """With one client and no batch to spare, the rows that are 0 are 0 in the passes, and in what the visit has trained."""
     seen = []
@@ -332,15 +316,6 @@ def test_under_ffa_lora_clipping_and_noise_see_b_alone():
     assert max(history.errors) < 1e-12  # the mean of noisy products is the product of the noisy mean
 
 
-def test_noise_on_both_factors_is_multiplied_and_noise_on_one_is_not():
-    averaged, alternating = (
-        run(kind(), rounds=2, channel=Wire(up=ClipAndNoise(0.5, 1.0, delta=0.01)))[1].errors
-        for kind in (FedAvg, RoLoRA)
-    )
-    assert min(averaged) > 0.05
-    assert max(alternating) < 1e-12
-
-
 @pytest.mark.parametrize("name", ["FFALoRA", "RoLoRA", "FedSALoRA", "ProductAverage"])
 @pytest.mark.parametrize(
     ("module", "message"),
@@ -375,14 +350,6 @@ def test_an_a_of_zeros_cannot_stay_as_it_is():
 def test_what_takes_factors_for_fixed_coordinates_is_refused(parts, message):
     with refusal(f"ProductAverage replaces the factors A and B by others .*{message}"):
         fit(Lora(), Points(), rounds=1, algorithm=ProductAverage(), **parts)
-
-
-def test_lossy_wires_without_feedback_are_fine():
-    for name, algorithm in ALL.items():
-        channel = Wire(up=[TopK(0.5, error_feedback=False), Quantize("int8")], down=Quantize("fp16"))
-        _, history, *_ = run(copy.deepcopy(algorithm), rounds=2, channel=channel)
-        first, last = history.states[0], history.states[-1]
-        assert any(not torch.equal(value, first[n]) for n, value in last.items()), name
 
 
 def test_a_checkpoint_of_another_algorithm_is_refused():

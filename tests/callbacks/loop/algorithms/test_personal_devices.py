@@ -2,10 +2,9 @@ import pytest
 from fleets import make_fleet
 from plain_lightning import assert_equal
 from stacked import Points, fit
-from tastes import Spread, run
 from two_parts import TwoParts, weights
 
-from fedlight.federation.algorithms import Ditto, FedBiscuit, FedRep, GlobalThenLocal, SoftGroups
+from fedlight.federation.algorithms import Ditto, FedRep, GlobalThenLocal
 
 ALGORITHMS = {
     "Ditto": lambda: Ditto(0.5, personal_epochs=2),
@@ -43,13 +42,3 @@ def test_costs_are_those_that_were_planned_and_weights_those_without_devices(nam
         factor = {"personal": 2, "head": 3}.get(split)
         if factor:
             assert flops == {factor * one for one in by_part[client, "train"]}
-
-
-def test_each_selector_of_a_client_is_planned_on_devices(tmp_path, caplog):
-    plain, one = run(FedBiscuit(0, 2, SoftGroups()), rounds=3, module=Spread(2))
-    fleet = make_fleet(tmp_path, slow={}, fast={})
-    module, loop = run(FedBiscuit(0, 2, SoftGroups()), rounds=3, module=Spread(2), fleet=fleet)
-    assert "was to send" not in caplog.text
-    assert_equal(weights(module), weights(plain))
-    assert costs(loop.visit_records) == costs(one.visit_records)
-    assert all(row["flops"] > 0 for row in loop.visit_records)

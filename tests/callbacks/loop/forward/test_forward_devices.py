@@ -2,7 +2,7 @@ import pytest
 import torch
 from fleets import make_fleet, rounds_of
 from lightning.pytorch.callbacks import LambdaCallback
-from plain_lightning import Regression, assert_equal, federate, module, weights
+from plain_lightning import Regression, federate, module, weights
 from stacked import fit, tiny_sft
 
 from fedlight import FedProx
@@ -100,13 +100,6 @@ def test_forward_passes_on_a_quantized_base(bits, tiny_model, tmp_path):
     found, expected = losses(ZerothOrder()), losses(None)
     assert found == pytest.approx(expected, abs=1e-2)
     assert found != expected
-
-
-def test_a_fleet_with_room_for_all_trains_as_without_one(tmp_path):
-    plain, _ = federate()
-    rows, emulated, _, _ = rounds_of(fleet=make_fleet(tmp_path, fast={}), **SETTINGS)
-    assert_equal(weights(plain), weights(emulated))
-    assert {row["train"] for row in rows} == {"backprop"}
 
 
 def test_a_mixed_round_weighs_both_kinds(tmp_path, peaks):

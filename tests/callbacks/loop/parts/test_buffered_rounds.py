@@ -139,21 +139,6 @@ def test_the_equations_of_fedbuff(fedbuff, lr, weight, tmp_path):
     assert furthest(models[-1], models[0]) > 1e-2
 
 
-def test_plain_asynchronous_averaging_with_normalized_weights_is_a_step_of_one_client(tmp_path):
-    """FedAsync in movement form: w + alpha * s(x) * (v - w_{t-x}), whatever the sizes of the clients."""
-    made, recorder = TwoParts(), Recorder()
-    first = weights(made)
-    fleet = seconds_of_upload(tmp_path, quick=2, slow=3)
-    more = {"fleet": with_buffer(fleet, FedBuff(1)), "server": Average(0.6)}
-    more |= {"algorithm": FedAvg("normalized"), "clients_per_round": 2}
-    _, rows, *_ = fit(made, Points({"a": 8, "b": 4}), rounds=2, callbacks=[recorder], **more)
-    assert [(row["round"], row["staleness"]) for row in rows] == [(0, 0), (1, 1)]
-    second = {n: v + 0.6 * (trained(made, first, recorder.visits[0][0][1])[n] - v) for n, v in first.items()}
-    late = trained(made, first, recorder.visits[1][0][1])  # from the first model as well
-    third = {n: v + 0.6 * 2**-0.5 * (late[n] - first[n]) for n, v in second.items()}
-    close(weights(made), third)
-
-
 def test_batches_are_those_of_the_round_in_which_a_client_was_asked(tmp_path):
     """Also those of a project's own loader, whose shapes were counted then."""
     fleet = seconds_of_upload(tmp_path, quick=2, slow=5)

@@ -148,26 +148,6 @@ def test_states_in_another_memory_order_belong_to_their_numbers(build):
     torch.testing.assert_close(run(True), run(False), rtol=0, atol=1e-6)
 
 
-def test_states_of_a_parameter_that_was_without_gradient_belong_to_their_numbers():
-    """The second parameter changes its order while the first one steps alone."""
-
-    def run(fused):
-        draw = torch.Generator().manual_seed(0)
-        weights = [nn.Parameter(torch.randn(6, 6, generator=draw)) for _ in range(2)]
-        optimizer = make("AdamW", weights, fused=fused)
-        use_fused_kernels([optimizer])
-        for step, stepped in enumerate(([0, 1], [0], [1], [0, 1])):
-            if step == 1:
-                weights[1].data = weights[1].data.t().contiguous().t()
-            for i, weight in enumerate(weights):
-                gradient = torch.randn(6, 6, generator=draw)
-                weight.grad = gradient if i in stepped else None
-            optimizer.step()
-        return torch.stack([weight.detach() for weight in weights])
-
-    torch.testing.assert_close(run(True), run(False), rtol=0, atol=1e-6)
-
-
 def test_parameters_with_gaps_are_left_to_the_loop_or_refused():
     weight = nn.Parameter(torch.randn(6, 6)[:, :3])
     ours = make("AdamW", [weight])

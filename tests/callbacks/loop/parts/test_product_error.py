@@ -101,14 +101,6 @@ def test_a_server_optimizer_plays_no_part():
     assert any(not torch.equal(value, plain.states[1][name]) for name, value in adam.states[1].items())
 
 
-@pytest.mark.parametrize(
-    "algorithm", [FedAvg(), FedProx(0.1), Scaffold()], ids=lambda one: type(one).__name__
-)
-def test_one_client_loses_nothing(algorithm):
-    _, history, *_ = run(copy.deepcopy(algorithm), data=Points({"a": 8}), clients_per_round=1)
-    assert max(history.errors) < 1e-12
-
-
 class KeepsB(Algorithm):
     """A client goes on with its own B, which is sent down once, and up in every visit as it is."""
 

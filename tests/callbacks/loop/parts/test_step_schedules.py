@@ -87,24 +87,6 @@ def test_the_next_round_begins_where_the_longest_visit_ended(make):
     assert_close(found, written_out(start, rounds, rate))
 
 
-@pytest.mark.parametrize("local_steps", [3, None])
-def test_a_schedule_as_long_as_the_estimate_runs_to_its_end(local_steps):
-    """The estimate of Lightning, asked when optimizers are made: rounds times the steps of the longest visit."""
-
-    class Estimates(Regression):
-        def configure_optimizers(self):
-            self.estimated = self.trainer.estimated_stepping_batches
-            optimizer = torch.optim.SGD(self.parameters(), lr=LR)
-            self.schedule = lr_scheduler.OneCycleLR(optimizer, max_lr=LR, total_steps=self.estimated)
-            return [optimizer], [{"scheduler": self.schedule, "interval": "step"}]
-
-    model, loop = Estimates(), FederatedLoop(clients_per_round=10, local_steps=local_steps)
-    trainer(4, [loop]).fit(model, FederatedWrapper(Numbers(), ten_clients))
-    longest = local_steps or 6  # the largest of the ten clients has 21 examples, six batches of up to 4
-    assert model.estimated == 4 * longest
-    assert model.schedule.last_epoch == model.estimated
-
-
 def test_a_schedule_that_manual_optimization_steps_by_round_goes_on_whoever_is_last():
     start, found, rounds = recorded(model=ManualByRound(by_step))
     assert_close(found, written_out(start, rounds, lambda r, step: LR * DECAY**r))

@@ -168,25 +168,6 @@ def test_one_forward_only_client_of_a_smaller_rank_is_a_module_of_that_rank(kind
         assert not torch.allclose(products(alone)[layer], before, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["HetLoRA, skip", "FlexLoRA", "pruning"])
-def test_forward_only_clients_of_unlike_ranks_side_by_side_train_what_each_trains_alone(name):
-    """In fp64, as a difference of losses is divided by 2 eps; weight decay makes clients prune."""
-
-    def train(at_once):
-        algorithm = HetLoRA(gamma=0.5) if name == "pruning" else method(name)
-        how = {"module": Ranked(lr=0.02).double(), "rounds": 2, "at_once": at_once, **FORWARD}
-        _, found, rows, _, _ = run(algorithm, Points(dtype=torch.float64), **how)
-        return found, rows
-
-    alone, rows = train(1)
-    beside, others = train(3)
-    assert_same_rows(others, rows)
-    assert furthest(products(beside), products(alone)) < 1e-6
-    expected = [1, 2, 3, 4]
-    assert [row["lora_rank"] for row in rows[:4]] == expected
-    assert ([row["lora_rank"] for row in rows[4:]] == expected) == (name != "pruning")
-
-
 def pruning():
     return HetLoRA(gamma=0.5, lam=0.5)
 
