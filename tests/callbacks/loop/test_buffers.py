@@ -99,6 +99,14 @@ def test_a_variance_stays_a_mean_whatever_the_server_does(server):
     assert model.net[1].num_batches_tracked.item() == 8
 
 
+def test_a_count_is_a_rounded_mean():
+    """Client a has one batch, client b two: (4 * 1 + 8 * 2) / 12."""
+    clients = {"a": np.arange(4), "b": np.arange(4, 12)}
+    settings = {"clients_per_round": 2, "local_steps": None, "parts": [AveragedBuffers()]}
+    model, *_ = run(1, clients=lambda dataset: clients, **settings)
+    assert model.net[1].num_batches_tracked.item() == 2
+
+
 def test_bytes_are_counted_exactly():
     model = module(**PLAIN)
     buffers = serialized_bytes(dict(model.named_buffers()))
