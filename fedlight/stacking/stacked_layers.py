@@ -133,6 +133,6 @@ class StackedLinear:
         else:
             outputs = functional.linear(blocks, self.weight)
         if self.bias is not None:
-            bias = self.bias if self.bias.dim() == 2 else self.bias.expand(self.rows.clients, -1)
+            bias = self.bias.expand(self.rows.clients, -1)
             outputs = outputs + bias.repeat(tiles, 1)[:, None].to(outputs.dtype)
         return self.rows.join(outputs, torch.Size((*x.shape[:-1], outputs.shape[-1])), tiles)
