@@ -35,12 +35,9 @@ def one_by_one(module, prompt, continuation):
 
 
 def test_a_batch_equals_a_loop(module):
-    [[written]] = module.generate(PROMPTS[:1], temperature=0, max_new_tokens=2, strip=False)
-    continuations = [[*CONTINUATIONS[0], written], *CONTINUATIONS[1:]]
-    found = module.log_likelihoods(PROMPTS, continuations)
-    assert [len(own) for own in found] == [3, 3, 1, 2]
-    assert [likelihood.greedy for likelihood in found[0]] == [False, False, True]
-    for prompt, texts, likelihoods in zip(PROMPTS, continuations, found, strict=True):
+    found = module.log_likelihoods(PROMPTS, CONTINUATIONS)
+    assert [len(own) for own in found] == [2, 3, 1, 2]
+    for prompt, texts, likelihoods in zip(PROMPTS, CONTINUATIONS, found, strict=True):
         for text, likelihood in zip(texts, likelihoods, strict=True):
             log_probs, greedy = one_by_one(module, prompt, text)
             assert likelihood.log_prob == pytest.approx(sum(log_probs), rel=1e-4)
@@ -68,6 +65,30 @@ def test_letters_behind_one_prompt_are_read_once(module, monkeypatch):
     )
     module.log_likelihoods(PROMPTS[:2], [["A", "B", "C"], ["A", "B"]])
     assert sum(rows for rows, _ in read) == 2
+
+
+def test_one_token_continuations_have_the_models_own_probabilities(module):
+    words = ["mat", "the cat", "B", "park", "sat", "day after", "a", "soft", "one", "x", "Q"]
+    prompts = [f"{one} {other}:" for one in words for other in words]
+    ids = range(2, 320)
+    texts = [module.tokenizer.decode([token]) for token in ids]
+    kept = [
+        (token, text) for token, text in zip(ids, texts, strict=True) if text.isalpha() and text.isascii()
+    ]
+    found = module.log_likelihoods(prompts, [[text for _, text in kept]] * len(prompts))
+    greedy = 0
+    module.network.eval()
+    for prompt, likelihoods in zip(prompts, found, strict=True):
+        with torch.no_grad():
+            logits = module.network(**module.tokenizer(prompt, return_tensors="pt")).logits[0, -1]
+        own = torch.tensor([likelihood.log_prob for likelihood in likelihoods])
+        expected = logits.log_softmax(-1)[[token for token, _ in kept]]
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
+        said = [token for (token, _), likelihood in zip(kept, likelihoods, strict=True) if likelihood.greedy]
+        assert said == [token for token, _ in kept if token == int(logits.argmax())]
+        greedy += len(said)
+    module.network.train()
+    assert greedy > 0
 
 
 def test_a_token_over_the_border_belongs_to_the_continuation(module):
