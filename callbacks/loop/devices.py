@@ -110,6 +110,7 @@ class DeviceEmulation(NoDevices):
         self._meter(None)
         self.jobs: dict[str, Job] = {}
         self._counted: dict[str, dict[Visit, Counted]] = {}
+        self._trained = _trained(run.parameters)  # as the meters see it
 
     def _meter(self, lora_rank: int | None) -> CostMeter:
         """Return the meter of steps with adapters of a rank; None for the module's."""
@@ -267,12 +268,12 @@ class DeviceEmulation(NoDevices):
         return sorted(left, key=lambda visit: -self._devices[visit.client_id].weight_bits)
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        others = sorted(parameters.keys() ^ self._planned_for)
+        others = sorted((parameters.keys() ^ self._planned_for) | (_trained(parameters) ^ self._trained))
         if others:
             raise ValueError(
-                f"fleet: {others[0]} and {len(others) - 1} others joined or left the optimizer after the "
-                "memory and the bytes of the round were planned: let the optimizer hold from the start whatever will be "
-                "trained, or take fleet out"
+                f"fleet: {others[0]} and {len(others) - 1} others joined or left the optimizer, or were frozen or thawed, "
+                "after the memory and the bytes of the round were planned: let the optimizer hold from the start, unfrozen, "
+                "whatever will be trained, or take fleet out"
             )
 
     def _at_rest(self, weight_bits: int, trained: frozenset[str], lora_rank: int | None) -> Footprint:
@@ -368,3 +369,7 @@ class DeviceEmulation(NoDevices):
 def _spent(outcome: Outcome) -> dict[str, float]:
     names = ("flops", "download_seconds", "compute_seconds", "upload_seconds", "joules")
     return {name: getattr(outcome, name) for name in names}
+
+
+def _trained(parameters: Mapping[str, Tensor]) -> set[str]:
+    return {name for name, parameter in parameters.items() if parameter.requires_grad}

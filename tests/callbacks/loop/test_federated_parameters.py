@@ -217,11 +217,6 @@ def test_parameters_that_leave_inside_a_round_are_refused():
         federate(model=Groups(), callbacks=[Leaves()])
 
 
-def test_with_devices_whose_memory_is_planned_it_is_refused(tmp_path):
-    with refusal(r"fleet: backbone.bias and 1 others joined .* from the start"):
-        federate(model=transfer(), callbacks=[unfreezing(1)], fleet=make_fleet(tmp_path, phone={}))
-
-
 class FreezesLater(Transfer):
     """Its optimizer holds the backbone, which is frozen from the second round on."""
 
@@ -239,3 +234,11 @@ def test_what_is_frozen_after_some_rounds_follows_neither_momentum_nor_control_v
     model = FreezesLater()
     federate(rounds=3, model=model, **settings)
     assert_equal(weights(model.backbone), model.kept)
+
+
+@pytest.mark.parametrize(("model", "callbacks"), [(Transfer, [unfreezing(1)]), (FreezesLater, [])])
+def test_with_devices_whose_memory_is_planned_a_change_of_what_is_trained_is_refused(
+    model, callbacks, tmp_path
+):
+    with refusal(r"fleet: backbone.bias and 1 others joined .* frozen or thawed, .* from the start"):
+        federate(model=seeded(model), callbacks=callbacks, fleet=make_fleet(tmp_path, phone={}))
