@@ -18,6 +18,7 @@ from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit, RebuildsU
 from fedlight.federation.byzantine.liars import Liars, Lie, lied
 from fedlight.federation.byzantine.whole_updates import FLTrust
 from fedlight.federation.client import moved, movement, write
+from fedlight.federation.lora.pairs import pad_to
 from fedlight.support.seeding import derive_seed
 
 
@@ -68,7 +69,8 @@ class Malicious(Part):
         if visiting.client.id not in self._liars:
             return
         trained = {name: value for name, value in visit.read().items() if name in visiting.received}
-        received = {name: visiting.received[name] for name in trained}
+        # Cut factors, as those of ProductAverage, lack rows and columns of 0.
+        received = {name: pad_to(visiting.received[name], value.shape) for name, value in trained.items()}
         seed = derive_seed(self.liars.seed, "lie", run.round_idx, *visiting.visit.purpose)
         lies = moved(received, lied(movement(received, trained), self.lie, self.factor, seed))
         write(lies, visit.parameters)

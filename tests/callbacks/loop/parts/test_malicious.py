@@ -12,7 +12,7 @@ from written_out import SHARES, assert_close, local, recorded
 
 from fedlight import FedAvg
 from fedlight.callbacks.loop.parts import Limits, Malicious
-from fedlight.federation.algorithms.lora import HetLoRA
+from fedlight.federation.algorithms.lora import HetLoRA, ProductAverage
 from fedlight.federation.byzantine import FLTrust, Liars
 from fedlight.federation.forward import FedKSeed, ZerothOrder
 from fedlight.flower.parts import refuse_unsupported
@@ -96,9 +96,13 @@ def test_processes_change_no_bit(monkeypatch):
         assert_equal(each, whole)
 
 
-def test_noise_keeps_out_of_the_ranks_that_a_client_lacks():
+@pytest.mark.parametrize(
+    "algorithm",
+    [HetLoRA(ranks={"a": 1, "b": 2, "c": 1, "d": 2}), ProductAverage(0.5)],
+    ids=["het", "product"],
+)
+def test_noise_keeps_out_of_the_ranks_that_a_client_lacks(algorithm):
     """Else the loop would refuse the moved zeros."""
-    algorithm = HetLoRA(ranks={"a": 1, "b": 2, "c": 1, "d": 2})
     lies = Malicious("noise", 2.0, Liars(share=1.0))
     assert run_lora(algorithm, parts=[lies], rounds=2)
 
