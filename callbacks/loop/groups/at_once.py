@@ -73,10 +73,11 @@ class AtOnce(Part):
         """Get ready for groups of clients; raise ValueError for a module that cannot be stacked."""
         if self._number == 1:
             return
+        # A second fit may read the same data by another object.
+        before = {} if self._groups is None or self._data is not run.data else self._groups.parameters
         self._trainer, self._module, self._data = run.trainer, run.lightning_module, run.data
         try:
             check_optimizers(run.optimizers, run.parameters)
-            before = {} if self._groups is None else self._groups.parameters
             if [*map(id, before.values())] != [*map(id, run.parameters.values())]:
                 assert isinstance(run.data, StreamsGroups)  # see `check`
                 self._groups = SideBySide(run.lightning_module, run.parameters, run.data, run.seed)

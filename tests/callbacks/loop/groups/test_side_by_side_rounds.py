@@ -5,11 +5,11 @@ import lightning as L
 import pytest
 from fleets import make_fleet
 from lightning.pytorch.callbacks import ModelCheckpoint
-from plain_lightning import States, assert_equal
+from plain_lightning import States, assert_equal, trainer
 from refusals import refusal
 from stacked import Lora, Points, assert_same_rows, both_ways, by_visit, fit, furthest, tiny_sft
 
-from fedlight import FedAdam, FedAvg, FedProx, Scaffold
+from fedlight import FedAdam, FedAvg, FederatedLoop, FedProx, Scaffold
 from fedlight.federation.forward import ZerothOrder
 
 NAN, INF = float("nan"), float("inf")
@@ -199,3 +199,13 @@ def test_an_error_while_a_group_begins_leaves_the_module_as_it_was(forward):
     assert {name: p.shape for name, p in after.items()} == {name: p.shape for name, p in before.items()}
     assert_equal({name: p.detach() for name, p in after.items()}, before)
     assert "training_step" not in vars(module)
+
+
+def test_a_second_fit_reads_the_groups_of_its_own_data():
+    whole, *_ = fit(Lora(), Points(), at_once=2)
+    module, loop = Lora(), FederatedLoop(clients_per_round=4, local_steps=3, clients_at_once=2)
+    again = trainer(1, [loop], limit_val_batches=0)
+    again.fit(module, datamodule=Points())
+    again.fit_loop.max_epochs = 2
+    again.fit(module, datamodule=Points())
+    assert_equal({name: p.detach() for name, p in module.named_parameters() if p.requires_grad}, whole)
