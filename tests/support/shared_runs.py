@@ -283,7 +283,7 @@ KINDS = {
     ),
     "accumulation": lambda root: Kind(settings={"accumulate_grad_batches": 2}),
     "by_hand": lambda root: Kind(model=ByHand),
-    "one_client": lambda root: Kind({"clients_per_round": 1}, lambda: Regression("LBFGS")),
+    "one_client": lambda root: Kind({"clients_per_round": 1}),
     "diverging": lambda root: Kind({"clients_per_round": 10}, Exploding),
     "logging": lambda root: Kind({"algorithm": LoggingFedAvg()}),
     "early_stopping": lambda root: Kind(

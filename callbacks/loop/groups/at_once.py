@@ -55,6 +55,7 @@ class AtOnce(Part):
             refuse_below(1, clients_at_once=setting)
             self._number = setting
         self._groups: SideBySide | None = None
+        self._data: object = None
 
     def check(self, run: Run) -> None:
         """Raise ValueError for a run whose clients cannot be trained side by side; ``auto`` then takes one at a time."""

@@ -581,7 +581,7 @@ def skip_batches(module: L.LightningModule, round_idx: int, nobody_is_left: bool
         rank_zero_info(f"round {round_idx + 1}: nobody is left of those asked, so the model stays as it is")
     warnings.filterwarnings("ignore", "`training_step` returned `None`")
     module.training_step = _skip  # type: ignore[method-assign]
-    module.optimizer_step = _skip_step  # type: ignore[method-assign]
+    module.optimizer_step = _skip_step  # type: ignore[assignment,method-assign]
 
 
 def train_batches_again(module: L.LightningModule) -> None:
@@ -594,6 +594,6 @@ def _skip(*_: object) -> None:
     """Train nothing: without a loss Lightning goes on to the next batch."""
 
 
-def _skip_step(epoch: int, batch_idx: int, optimizer: object, closure: Callable[[], object]) -> None:
+def _skip_step(epoch: int, batch_idx: int, optimizer: object, closure: Any) -> None:
     """Step nothing: LBFGS needs a loss, and torch refuses to clip the values of no gradients."""
     closure()
