@@ -594,6 +594,7 @@ def _skip(*_: object) -> None:
     """Train nothing: without a loss Lightning goes on to the next batch."""
 
 
-def _skip_step(epoch: int, batch_idx: int, optimizer: object, closure: Any) -> None:
-    """Step nothing: LBFGS needs a loss, and torch refuses to clip the values of no gradients."""
+def _skip_step(epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+    """Step without gradients, which torch refuses to clip, on the loss that LBFGS needs; schedules expect a step."""
     closure()
+    optimizer.optimizer.step(lambda: 0.0)
