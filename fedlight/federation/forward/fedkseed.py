@@ -81,6 +81,7 @@ class FedKSeed(Algorithm):
         self._start: State = {}
         self._sums = torch.zeros(num_seeds)
         self._now: State = {}
+        self._parameters: Mapping[str, Tensor] = {}
 
     # The server: it keeps w_0 and the sums
 
@@ -107,7 +108,11 @@ class FedKSeed(Algorithm):
             raise ValueError(
                 f"FedKSeed sends one scalar for all parameters, so rates of {sorted(rates)} do not work: give one"
             )
-        for name, parameter in optimized_parameters(federation).items():
+        self._parameters = optimized_parameters(federation)
+        self._refuse_frozen()
+
+    def _refuse_frozen(self) -> None:
+        for name, parameter in self._parameters.items():
             if not parameter.requires_grad:
                 raise ValueError(
                     f"FedKSeed's scalars move all parameters of the optimizer, and {name} is frozen (requires_grad is "
@@ -171,6 +176,7 @@ class FedKSeed(Algorithm):
     # The client: it rebuilds the model, steps along shared directions, and sends how far it went
 
     def start_visit(self, visit: Visit, client: Client, received: State) -> Visiting:
+        self._refuse_frozen()  # a module may freeze a layer when a round begins
         known = self._now or self._start  # before the first round of a resumed run names and shapes will do
         start = known or {name: value for name, value in received.items() if name != SUMS}
         return Visiting(visit, client, received, start, directions=self._directions)

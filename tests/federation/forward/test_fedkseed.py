@@ -201,6 +201,11 @@ class Frozen(type(module())):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
+class Freezes(L.Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        pl_module.net[0].weight.requires_grad_(False)
+
+
 class Changes(L.Callback):
     def on_train_epoch_end(self, trainer, pl_module):
         with torch.no_grad():
@@ -212,6 +217,7 @@ class Changes(L.Callback):
     [
         ({"model": TwoRates()}, r"so rates of \[0.05, 0.1\] do not work: give one"),
         ({"model": Frozen()}, r"net\.0\.weight is frozen .* give the optimizer those alone"),
+        ({"callbacks": [Freezes()]}, r"net\.0\.weight is frozen .* give the optimizer those alone"),
         ({"callbacks": [Changes()]}, r"net\.0\.weight is not what FedKSeed's scalars make of it"),
         ({"forward": None}, "not all visits of this run are such: set forward=ZerothOrder"),
         ({"channel": Wire()}, "channel=Wire would round the indices: leave channel out"),
