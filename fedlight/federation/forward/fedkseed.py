@@ -81,7 +81,7 @@ class FedKSeed(Algorithm):
         self._start: State = {}
         self._sums = torch.zeros(num_seeds)
         self._now: State = {}
-        self._parameters: Mapping[str, Tensor] = {}
+        self._federation: Federation | None = None
 
     # The server: it keeps w_0 and the sums
 
@@ -108,11 +108,11 @@ class FedKSeed(Algorithm):
             raise ValueError(
                 f"FedKSeed sends one scalar for all parameters, so rates of {sorted(rates)} do not work: give one"
             )
-        self._parameters = optimized_parameters(federation)
+        self._federation = federation
         self._refuse_frozen()
 
     def _refuse_frozen(self) -> None:
-        for name, parameter in self._parameters.items():
+        for name, parameter in optimized_parameters(self._federation).items() if self._federation else ():
             if not parameter.requires_grad:
                 raise ValueError(
                     f"FedKSeed's scalars move all parameters of the optimizer, and {name} is frozen (requires_grad is "
