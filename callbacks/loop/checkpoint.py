@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fedlight.callbacks.loop.parts.part import Part
-from fedlight.callbacks.loop.visits.visit import OpenGroup, call_again, train_batches_again
+from fedlight.callbacks.loop.visits.visit import OpenGroup, call_again
 from fedlight.federation.client import write
 from fedlight.federation.client_state import ClientMemories
 from fedlight.processes.joining import fail
@@ -312,7 +312,7 @@ class RoundStart(L.Callback):
         loop.group = OpenGroup()
         loop.left.forget()
         call_again(module)
-        train_batches_again(module)
+        loop._skipping.close()
         loop._run.call(Part.abort)
         loop._run.devices.restore()  # parts have entered the visit after the device
         if loop._round is not None:

@@ -7,6 +7,7 @@ loggers keep their meaning.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -58,7 +59,6 @@ from fedlight.callbacks.loop.visits.visit import (
     exchange_of,
     skip_batches,
     step_losses,
-    train_batches_again,
 )
 from fedlight.devices.fleet import Fleet
 from fedlight.federation.algorithm import (
@@ -156,6 +156,7 @@ class FederatedLoop(LoopView):
         self._parameters: dict[str, Tensor] = {}
         self._trained_before: dict[str, bool] = {}
         self._round: OpenRound | None = None
+        self._skipping = ExitStack()
         self._start, self._federation = RoundStart(self), SameFederation(self)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -235,7 +236,7 @@ class FederatedLoop(LoopView):
         self._open_round()
         self._start_algorithm()
         if not self._rounds.schedule.visits:
-            skip_batches(pl_module, self.rounds_done, nobody_is_left=not self._rounds.cohort)
+            self._skipping = skip_batches(pl_module, self.rounds_done, nobody_is_left=not self._rounds.cohort)
 
     def _start_algorithm(self) -> None:
         if isinstance(self.algorithm, StartsRounds):
@@ -298,7 +299,7 @@ class FederatedLoop(LoopView):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the epoch; the next round is planned once this one is saved."""
-        train_batches_again(pl_module)
+        self._skipping.close()
         if self._round is not None:  # its last batch would have closed it
             guard.refuse_cut_short(trainer, self.rounds_done, self._rounds.schedule.num_batches)
 

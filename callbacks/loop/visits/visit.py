@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -42,6 +43,7 @@ from fedlight.federation.lora.pairs import pad_to
 from fedlight.federation.lora.products import with_factors
 from fedlight.federation.lora.ranks import cut_to_rank, pad_like, rank_of, refuse_moved_zeros
 from fedlight.federation.protocols import HoldsAdapters
+from fedlight.support.torch_parts import replaced
 
 SET_BY_HAND = ("lr", "momentum", "betas", "weight_decay")
 """Settings of an optimizer's group that projects may change from step to step."""
@@ -572,22 +574,18 @@ def _sum_of_words(parameter: Tensor) -> int:
     return int(parameter.detach().contiguous().view(word).sum())
 
 
-def skip_batches(module: L.LightningModule, round_idx: int, nobody_is_left: bool) -> None:
-    """Make the module train nothing until `train_batches_again`, and log it if no process has a visit.
+def skip_batches(module: L.LightningModule, round_idx: int, nobody_is_left: bool) -> ExitStack:
+    """Make the module train nothing until the returned stack is closed, and log it if no process has a visit.
 
     The round is validated, logged and counted like any other.
     """
     if nobody_is_left:
         rank_zero_info(f"round {round_idx + 1}: nobody is left of those asked, so the model stays as it is")
     warnings.filterwarnings("ignore", "`training_step` returned `None`")
-    module.training_step = _skip  # type: ignore[method-assign]
-    module.optimizer_step = _skip_step  # type: ignore[assignment,method-assign]
-
-
-def train_batches_again(module: L.LightningModule) -> None:
-    """Undo `skip_batches`, if it was called."""
-    if vars(module).get("training_step") is _skip:
-        del module.training_step, module.optimizer_step
+    skipping = ExitStack()
+    for hook, skip in (("training_step", _skip), ("optimizer_step", _skip_step)):
+        skipping.enter_context(replaced(module, hook, skip))  # the module may have hooks of its object alone
+    return skipping
 
 
 def _skip(*_: object) -> None:
