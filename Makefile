@@ -69,7 +69,7 @@ reproduce: $(VENV)/.dev  ## reruns all published figures that fit into half an h
 golden: $(VENV)/.dev  ## small runs of every kind: which end with other weights or visits than before, and by how much
 	@OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tests/support/golden_weights.py
 
-figures: $(VENV)/.dev  ## the same with those that take three minutes together
+figures: $(VENV)/.dev  ## the same with those that take a minute and a half together
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reproduce.py check
 
 $(BIN)/python:
