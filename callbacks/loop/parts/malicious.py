@@ -69,7 +69,7 @@ class Malicious(Part):
         if visiting.client.id not in self._liars:
             return
         trained = {name: value for name, value in visit.read().items() if name in visiting.received}
-        # Cut factors, as those of ProductAverage, lack rows and columns of 0.
+        # ProductAverage sends factors without their rows and columns of 0.
         received = {name: pad_to(visiting.received[name], value.shape) for name, value in trained.items()}
         seed = derive_seed(self.liars.seed, "lie", run.round_idx, *visiting.visit.purpose)
         lies = moved(received, lied(movement(received, trained), self.lie, self.factor, seed))
