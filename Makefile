@@ -8,10 +8,11 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 # Bytecode of what is installed, by all cores where pip takes one; some packages have templates that are no Python.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 # Three processes, as some tests wait for others that they start: two cores are busy then.
-TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+# They start hundreds of programs: bytecode is kept, whatever the environment says.
+TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test test-all superlink oldcpu check docs coverage bench reproduce golden figures
+.PHONY: help setup one-by-one demo demo-real test test-all superlink oldcpu check docs coverage bench reproduce golden figures
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 10
@@ -84,10 +85,14 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable '.[dev,hnsw,flower]' >$(VENV)/install.log 2>&1 || $(MAKE) --no-print-directory one-by-one
+	@$(COMPILE)
+	@touch $(VENV)/.run $@
+
+# Where one of the extras cannot be installed, the rest comes without it.
+one-by-one:
 	$(INSTALL) --editable '.[dev]'
 	@$(INSTALL) --editable '.[hnsw]' >$(VENV)/hnswlib.log 2>&1 \
 		|| echo "hnswlib could not be compiled (see $(VENV)/hnswlib.log): its tests are skipped, searches are exact. With a C++ compiler, make again: touch pyproject.toml && make setup"
 	@$(INSTALL) --editable '.[flower]' >$(VENV)/flower.log 2>&1 \
 		|| echo "Flower could not be installed (see $(VENV)/flower.log): its tests are skipped"
-	@$(COMPILE)
-	@touch $(VENV)/.run $@
