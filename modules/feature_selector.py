@@ -117,18 +117,17 @@ class FeatureSelectorModule(OptimizedModule):
 
     def choice_logits(self, batch: Batch) -> Tensor:
         """Return the active head's utilities of A and B, ``(batch, 2)``."""
+        self._check_batch(batch)
         return self.heads[self.active](batch["features"])
 
     def ensemble_logits(self, batch: Batch) -> Tensor:
         """Return the utilities of A and B by each of the U heads, ``(batch, U, 2)``."""
+        self._check_batch(batch)
         return torch.stack([head(batch["features"]) for head in self.heads.values()], dim=1)
 
     def example_losses(self, batch: Batch) -> Tensor:
         """Return the active head's cross-entropy over the two choices, ``(batch,)``."""
         return choice_loss(self.choice_logits(batch), batch["labels"])
-
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        self._check_batch(batch)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Mapping[str, Tensor]:
         """Log the means and return which examples are decided correctly; see `log_choices`."""
@@ -140,7 +139,6 @@ class FeatureSelectorModule(OptimizedModule):
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Return the log-probabilities of A and B, ``(batch, 2)``, or ``(batch, 2, U)`` with several heads."""
-        self._check_batch(batch)
         log_probs = self.ensemble_logits(batch).log_softmax(dim=2).transpose(1, 2)
         return log_probs.squeeze(dim=2) if len(self.heads) == 1 else log_probs
 
@@ -177,7 +175,6 @@ class FeatureSelectorModule(OptimizedModule):
         self.heads.load_state_dict(weights)
 
     def _evaluate(self, stage: str, batch: Batch) -> Mapping[str, Tensor]:
-        self._check_batch(batch)
         return log_choices(self, stage, self.ensemble_logits(batch), batch["labels"])
 
     def _check_batch(self, batch: Batch) -> None:

@@ -24,6 +24,7 @@ class PairModule(LanguageModule):
 
     def example_losses(self, batch: Batch) -> Tensor:
         """Return the loss of each pair, ``(batch,)``."""
+        self._check_batch(batch)
         return self.example_metrics(batch)["loss"]
 
     def example_metrics(self, batch: Batch) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from torch.nn.functional import normalize
 
 from fedlight.evaluation.alignment import alignment
 from fedlight.modules.functional import info_nce
+from fedlight.modules.language.data_checks import check_batch
 from fedlight.modules.language.optimizers import Optimization, OptimizedModule
 from fedlight.modules.language.streams import own_stream
 from fedlight.support.checkpoint_files import check_readable
@@ -54,6 +55,7 @@ class ProjectorModule(OptimizedModule):
         ValueError: a setting is misspelt or out of range.
     """
 
+    data_hint = "vectors of two encoders: data=EmbeddingDataModule"
     maps = ("optimizer",)
     compares_rows = True  # the loss of a text depends on the others of its batch
 
@@ -117,12 +119,16 @@ class ProjectorModule(OptimizedModule):
 
     def example_losses(self, batch: Batch) -> Tensor:
         """Return the contrastive loss of each text, ``(batch,)``."""
-        options = self.options
-        return info_nce(self(batch["small"]), batch["large"], options.temperature, options.include_positive)
+        return self._compare(batch)[1]
+
+    def _compare(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the projected vectors and the loss of each text."""
+        check_batch(batch, {"small": 2, "large": 2}, type(self).__name__, self.data_hint)
+        projected, options = self(batch["small"]), self.options
+        return projected, info_nce(projected, batch["large"], options.temperature, options.include_positive)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        projected = self(batch["small"])
-        losses = info_nce(projected, batch["large"], self.options.temperature, self.options.include_positive)
+        projected, losses = self._compare(batch)
         self.log_means("val", {"loss": losses})
         self._held_out.append((projected.float().cpu(), batch["large"].float().cpu()))
 

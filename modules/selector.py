@@ -146,6 +146,7 @@ class SelectorModule(LanguageModule):
 
     def example_losses(self, batch: Batch) -> Tensor:
         """Return the active adapter's cross-entropy over the two choices, ``(batch,)``."""
+        self._check_batch(batch)
         return choice_loss(self._of_loss(self.choice_logits(batch), batch), batch["labels"])
 
     def sketch_losses(self, batch: Batch) -> Tensor:

@@ -30,6 +30,7 @@ class SFTModule(LanguageModule):
 
     def example_losses(self, batch: Batch) -> Tensor:
         """Return the mean negative log-probability of each response's tokens times the example's weight, ``(batch,)``."""
+        self._check_batch(batch)
         losses = sft_loss(*response_log_probs(self.causal_lm, batch))
         return losses * batch["weights"] if "weights" in batch else losses
 

@@ -97,10 +97,18 @@ def make_texts(shape: BatchShape) -> dict[str, Tensor]:
     Returns:
         ``input_ids`` and ``attention_mask``, ``(examples, tokens)``.
 
+    Raises:
+        ValueError: the lengths of the texts are not known.
+
     Examples:
         >>> make_texts(BatchShape(examples=2, tokens=3))["attention_mask"].tolist()
         [[1, 1, 0], [1, 1, 0]]
     """
+    if not shape.tokens:
+        raise ValueError(
+            "devices count the tokens of each batch, and these data do not say how long their texts are: derive the "
+            "datamodule from FederatedDataModule and set train_lengths, or run without devices"
+        )
     mask = torch.ones(shape.examples, shape.tokens, dtype=torch.int64)
     mask[:, max(1, shape.tokens - 1) :] = 0  # texts of a batch differ in length
     return {"input_ids": torch.zeros_like(mask), "attention_mask": mask}
@@ -110,16 +118,16 @@ def make_responses(shape: BatchShape) -> dict[str, Tensor]:
     """Return texts with ``shape.responses`` labelled tokens; the cost is the same whichever tokens have labels.
 
     Raises:
-        ValueError: more tokens are labelled than have a token before them.
+        ValueError: more tokens are labelled than have a token before them, or the texts have none.
 
     Examples:
         >>> make_responses(BatchShape(examples=2, tokens=3, responses=3))["labels"].tolist()
         [[-100, 0, 0], [-100, 0, -100]]
     """
-    most = shape.examples * (shape.tokens - 1)
+    texts, most = make_texts(shape), shape.examples * (shape.tokens - 1)
     if shape.responses > most:
         raise ValueError(f"{shape} has more responses than the {most} tokens that have one before them")
     labels = torch.full((most,), IGNORED)
     labels[: shape.responses] = 0
     first = torch.full((shape.examples, 1), IGNORED)
-    return make_texts(shape) | {"labels": torch.cat([first, labels.view(shape.examples, -1)], dim=1)}
+    return texts | {"labels": torch.cat([first, labels.view(shape.examples, -1)], dim=1)}

@@ -30,9 +30,14 @@ def test_a_batch_that_is_no_map():
         check_batch(torch.zeros(2), SFTModule.batch_form, "SFTModule", SFTModule.data_hint)
 
 
-@pytest.mark.parametrize("command", ["fit", "validate", "test"])
+@pytest.mark.parametrize(
+    "command",
+    [("fit",), ("validate",), ("test",), *(("fit", f"--federated.clients_at_once={n}") for n in (2, "auto"))],
+)
 def test_a_config_whose_module_alone_was_changed(tiny_model, tmp_path, command):
     given = [one for one in tiny_selector(tiny_model, tmp_path) if "model.model" not in one]
-    line = refused(fedlight(command, *given, "--model=SFTModule", f"--model.model={tiny_model}"))
+    line = refused(
+        fedlight(command[0], *given, *command[1:], "--model=SFTModule", f"--model.model={tiny_model}")
+    )
     assert "model=SFTModule reads answers: data=InstructionDataModule, or PreferenceDataModule" in line
     assert "the batches of this data have 'labels' of shape (" in line

@@ -118,6 +118,12 @@ def test_other_features_are_refused_with_the_setting():
         quiet(1).fit(module, loader(batch()), loader(batch()))
     with pytest.raises(ValueError, match=r"reads features of two texts.*have no 'features'"):
         quiet(1).test(module, DataLoader([{"labels": 1}]), verbose=False)
+    for losses in (
+        module.example_losses,
+        lambda batch: module.training_step(batch, 0),
+    ):  # as devices and groups call it
+        with pytest.raises(ValueError, match=r"model.dimension=5.*have 6 numbers"):
+            losses(batch())
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_adapters", 0), ("hidden", -1), ("lr", 0)])

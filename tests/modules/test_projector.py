@@ -93,6 +93,13 @@ def test_its_loss_is_eq_4(include_positive):
     torch.testing.assert_close(losses, expected)
 
 
+@pytest.mark.parametrize("step", ["training_step", "validation_step"])
+def test_other_data_are_refused(step):
+    module = ProjectorModule(SMALL, LARGE)
+    with pytest.raises(ValueError, match=r"reads vectors of two encoders: .*have no 'small', only 'labels'"):
+        getattr(module, step)({"labels": torch.ones(2)}, 0)
+
+
 def test_what_does_not_fit_is_refused(trained, tmp_path):
     with pytest.raises(ValueError, match=r"temperature=0 must be in \(0"):
         ProjectorModule(SMALL, LARGE, temperature=0)

@@ -164,3 +164,10 @@ def test_gradient_checkpointing_is_a_setting(llama):
     assert torch.equal(loss, same_loss)
     assert less.activation_bytes < 0.8 * cost.activation_bytes
     assert less == CostMeter(plain.skeleton("fp32")).cost(BatchShape(4, 32, 64), checkpointing=True)
+
+
+@pytest.mark.parametrize("kind", [SFTModule, SelectorModule, DPOModule, RewardModule])
+def test_texts_of_no_known_length_cost_nothing_that_could_be_counted(kind, llama):
+    """As of data without train_lengths."""
+    with pytest.raises(ValueError, match=r"do not say how long their texts are: .*set train_lengths"):
+        CostMeter(kind(llama).skeleton()).cost(BatchShape(4))
