@@ -246,7 +246,8 @@ def _train_in_fp32(network: Any) -> Any:
 
 
 def _cast_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(value.to(torch.float32) for value in inputs)
+    dtype = next(module.parameters()).dtype  # fp32, unless trainer.precision is 64-true
+    return tuple(value.to(dtype) for value in inputs)
 
 
 @contextmanager

@@ -93,6 +93,15 @@ def test_peft_alone_reads_the_folder(llama, tmp_path):
     torch.testing.assert_close(logits[:, 0], module.rewards(text))
 
 
+def test_its_head_trains_in_double_precision(llama, make_trainer, loader):
+    single, double = (RewardModule(llama, dtype="fp32") for _ in range(2))
+    for module, precision in ((single, "32-true"), (double, "64-true")):
+        trainer = make_trainer(max_epochs=1, precision=precision)
+        trainer.fit(module, loader([make_pair_batch(2)]))
+        module.loss = trainer.callback_metrics["train/loss"].item()
+    assert double.loss == pytest.approx(single.loss, rel=1e-6)
+
+
 def test_it_does_not_generate(llama):
     with pytest.raises(ValueError, match="use an SFTModule"):
         ready(llama).generate(["the cat"])
