@@ -22,7 +22,7 @@ from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.language.readout import response_log_probs
 from fedlight.modules.pairs import PairModule, join
 from fedlight.support.checks import check_range
-from fedlight.support.torch_parts import eval_mode
+from fedlight.support.torch_parts import eval_mode, replaced
 
 REFERENCE_KEY = "reference_log_probs"
 """Key of the reference's log-probabilities in a checkpoint."""
@@ -67,11 +67,20 @@ class DPOModule(PairModule):
         self._own_bits = next(bits for bits, form in FORMS.items() if form == self.options.base)
         self.base_bits = self._own_bits
         self._reference: dict[int, list[float]] = {}
+        self._is_evaluated = False
         self._shared = 0  # of these, the first ones, which other processes have
 
     def example_metrics(self, batch: Batch) -> dict[str, Tensor]:
         """Return loss, reward margin (beta times the margin of eq. 7) and whether it is positive, ``(batch,)`` each."""
         return self.pair_metrics(batch, self.reference_log_probs(batch))
+
+    def example_losses(self, batch: Batch) -> Tensor:
+        with replaced(self, "_is_evaluated", not self.training):
+            return super().example_losses(batch)
+
+    def evaluation(self, batch: Batch) -> dict[str, Tensor]:
+        with replaced(self, "_is_evaluated", True):
+            return super().evaluation(batch)
 
     def pair_metrics(self, batch: Batch, reference: Tensor) -> dict[str, Tensor]:
         """Return the metrics of each pair, given the reference's log-probabilities ``(batch, 2)``."""
@@ -90,8 +99,16 @@ class DPOModule(PairModule):
         return torch.stack(log_probs.sum(dim=1).chunk(2), dim=1)  # joined: chosen first
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
-        """Return the reference's log-probabilities, ``(batch, 2)``, computed once for each pair and ``base_bits``."""
-        keys = self.pair_keys(batch)
+        """Return the reference's log-probabilities, ``(batch, 2)``, computed once for each pair and ``base_bits``.
+
+        A batch rounds them in its own way. So training takes those of a pair's first training batch, whatever this process
+        has evaluated before, and whoever else has the same pair under another ``index``.
+        """
+        keys, places = self.pair_keys(batch), batch.get("index")
+        if self._is_evaluated:
+            keys = [joint_key(key, *keys) for key in keys]
+        elif places is not None:
+            keys = [joint_key(*pair) for pair in zip(keys, places.tolist(), strict=True)]
         if self.base_bits != self._own_bits:  # a rounded base has other log-probabilities
             keys = [joint_key(key, self.base_bits) for key in keys]
         new = [row for row, key in enumerate(keys) if key not in self._reference]
@@ -133,7 +150,6 @@ class DPOModule(PairModule):
 
     def pair_keys(self, batch: Batch) -> list[int]:
         """Return a key of each pair's tokens and labels."""
-        # Not of the indices, which training and validation pairs share.
         parts = [
             text_keys(batch[side][name], batch[side]["attention_mask"])
             for side in SIDES

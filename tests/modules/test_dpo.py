@@ -114,6 +114,22 @@ def test_each_precision_of_the_base_has_its_own_reference(llama):
         assert torch.equal(resumed.reference_log_probs(batch), reference)
 
 
+def test_training_takes_the_reference_of_a_pairs_own_first_batch(llama, monkeypatch):
+    """So that its bits depend neither on what was evaluated before, in which process, nor on who else has the pair."""
+    module, batch, passes = ready(llama), make_pair_batch(), []
+    compute = module.reference_pass
+    monkeypatch.setattr(module, "reference_pass", lambda pairs: passes.append(pairs) or compute(pairs))
+    for _ in range(2):
+        module.eval()
+        module.evaluation(batch)
+        module.example_losses(batch)
+        module.train()
+        module.example_metrics(batch)
+        module.example_losses(batch)
+        module.example_losses({**batch, "index": batch["index"] + 3})
+    assert len(passes) == 3
+
+
 @pytest.mark.parametrize(("base", "bits"), [("plain", 16), ("int8", 8), ("nf4", 4)])
 def test_at_first_the_precision_is_that_of_the_base(base, bits):
     assert DPOModule("x", base=base).base_bits == bits
@@ -122,7 +138,7 @@ def test_at_first_the_precision_is_that_of_the_base(base, bits):
 def test_a_pair_is_known_by_its_tokens_however_it_is_padded(llama):
     module, batch = ready(llama), make_pair_batch()
     first = module.reference_log_probs(batch)
-    fillers, wider = {"labels": -100}, {}
+    fillers, wider = {"labels": -100}, {"index": batch["index"]}
     for side in ("chosen", "rejected"):
         padded = {n: pad(part, (0, 2), value=fillers.get(n, 0)) for n, part in batch[side].items()}
         wider[side] = padded
