@@ -93,7 +93,7 @@ class QuantizedBase:
 
         Raises:
             ValueError: ``bits`` is not 16, 8 or 4, the base is loaded in another quantized form, there is no frozen
-                linear layer, or one is trained by now.
+                linear layer, or one is trained by now or in a type that cannot be quantized.
         """
         if bits not in FORMS:
             raise ValueError(f"weight_bits={bits} must be 16, 8 or 4")
@@ -113,6 +113,11 @@ class QuantizedBase:
             if layer.weight.requires_grad:
                 raise ValueError(
                     f"weight_bits={bits}: {name} is trained by now: keep it frozen, or set weight_bits: 16"
+                )
+            if bits == 4 and layer.weight.dtype == torch.float64:
+                raise ValueError(
+                    f"weight_bits=4: {name} is in 64 bits, which NF4 does not take: set trainer.precision to 32-true, or "
+                    "weight_bits: 8"
                 )
 
     def use(self, bits: int) -> None:

@@ -200,6 +200,9 @@ def test_refusals():
     module["body"][2].requires_grad_(True)
     with refusal(r"weight_bits=4: body\.2 is trained by now"):
         base.use(4)
+    QuantizedBase(mixed().double()).check(8)
+    with refusal(r"weight_bits=4: body\.0 is in 64 bits, .*: set trainer\.precision to 32-true"):
+        QuantizedBase(mixed().double()).check(4)
 
 
 def test_int8_is_quiet(plain, caplog):
