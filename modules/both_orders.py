@@ -17,9 +17,8 @@ from fedlight.evaluation.judge import judge_both_orders, summarize_both_orders
 
 NAME = "accuracy_both_orders"
 APART = (
-    "orders='both' compares the two orders of a vote, but a batch, or the part of it that a device computes at a time, has "
-    "an order alone: set twins_together=true in PreferenceDataModule and an even eval_batch_size, give devices more memory, "
-    "or set orders='one' in SelectorModule"
+    "orders='both' compares the two orders of a vote, but a batch has an order alone: set twins_together=true in "
+    "PreferenceDataModule and an even eval_batch_size, or set orders='one' in SelectorModule"
 )
 
 

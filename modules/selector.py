@@ -51,6 +51,9 @@ class SelectorModule(LanguageModule):
         kwargs: further arguments of `LanguageModule`; ``num_adapters`` is the number of selectors. An even number of them
             can tie, so it is evaluated without a vote.
 
+    Attributes:
+        examples_together: neighbours in a batch whose losses are computed together, on devices and in processes as well.
+
     Raises:
         ValueError: a setting is misspelt or out of range, or ``adapter`` was trained with another head or other choices.
     """
@@ -74,6 +77,7 @@ class SelectorModule(LanguageModule):
         self.accuracy = stage_accuracies()
         self.both_orders = nn.ModuleDict({stage: BothOrders() for stage in STAGES})
         self.choice_rows: Tensor | None = None
+        self.examples_together = 2 if orders == "both" else 1
         options = self.options
         trained = {} if options.adapter is None or options.merge_adapter else read_asked(options.adapter)
         settings = {"head": head, "choices": list(choices)}

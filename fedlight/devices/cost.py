@@ -77,6 +77,7 @@ class CostMeter:
     Attributes:
         module: counted module: the skeleton, or the module itself; with ``lora_rank`` a copy without weights.
         checkpoints: whether activations can be recomputed instead of kept.
+        together: fewest examples that can be computed at a time, of which a batch is made.
 
     Raises:
         ValueError: the module has no skeleton, and there is no ``example_batch``, or its step optimizes itself.
@@ -107,6 +108,7 @@ class CostMeter:
             cut_module(self.module, lora_rank)
         self._ghost: nn.Module | None = None
         self.checkpoints = isinstance(module, Checkpointed)
+        self.together: int = getattr(module, "examples_together", 1)
         self._example_batch = example_batch
         self._costs: Costs = COUNTED.setdefault(key, {}) if (key := _key(self.module, lora_rank)) else {}
 

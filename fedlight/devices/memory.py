@@ -223,8 +223,8 @@ def fit(
 
     With ``auto`` forward passes alone come behind all these, in whole batches and in smaller parts.
 
-    Parts halve the largest batch again and again, down to one example. If no way fits, the smallest is returned, with
-    ``fits`` False.
+    Parts halve the largest batch again and again, down to one example, or to those that are computed together. If no way
+    fits, the smallest is returned, with ``fits`` False.
 
     Args:
         shapes: shapes of the visit's batches; at least one.
@@ -235,7 +235,7 @@ def fit(
     """
     distinct = frozenset(shapes)
     tried = []
-    for way in _ways(max(shape.examples for shape in distinct), meter.checkpoints, train):
+    for way in _ways(max(shape.examples for shape in distinct), meter, train):
         micro_batch, checkpointing, forward = way
         each = [part for shape in distinct for part in parts(shape, micro_batch)]
         peak = max(_cost(meter, part, checkpointing, forward).activation_bytes for part in each)
@@ -259,9 +259,9 @@ def first_that_fits(fits: Sequence[Fit]) -> int:
     return next(iter(back + forward), len(fits) - 1)
 
 
-def _ways(examples: int, checkpoints: bool, train: Train) -> Iterator[tuple[int, bool, bool]]:
+def _ways(examples: int, meter: CostMeter, train: Train) -> Iterator[tuple[int, bool, bool]]:
     """Yield micro-batches, with or without checkpointing, and by forward passes alone or not."""
-    back = [(False, False), *([(True, False)] if checkpoints else [])]
+    back = [(False, False), *([(True, False)] if meter.checkpoints else [])]
     for checkpointing, forward in [
         *(back if train != "forward" else []),
         *([(False, True)] if train != "backprop" else []),
@@ -269,9 +269,9 @@ def _ways(examples: int, checkpoints: bool, train: Train) -> Iterator[tuple[int,
         micro_batch = examples
         while True:
             yield micro_batch, checkpointing, forward
-            if micro_batch == 1:
+            if micro_batch <= meter.together:
                 break
-            micro_batch = math.ceil(micro_batch / 2)
+            micro_batch = math.ceil(micro_batch / 2 / meter.together) * meter.together
 
 
 def _cost(meter: CostMeter, part: BatchShape, checkpointing: bool, forward: bool) -> StepCost:

@@ -212,7 +212,7 @@ class Priced:
     A forward pass takes 5 bytes and 3 FLOPs for each example.
     """
 
-    checkpoints = True
+    checkpoints, together = True, 1
 
     def cost(self, shape, checkpointing=False):
         flops, size = (13, 30) if checkpointing else (10, 100)
@@ -265,6 +265,14 @@ def test_a_module_without_checkpointing_is_only_split():
     found = fit(SHAPES, meter, 100, Footprint(0, 0, 0, 0))
     assert (found.micro_batch, found.checkpointing, found.fits) == (1, False, False)
     assert found.footprint.activation_bytes == 107
+
+
+@pytest.mark.parametrize(("budget", "micro_batch", "fits"), [(407, 4, True), (406, 2, True), (206, 2, False)])
+def test_examples_that_are_computed_together_are_not_parted(budget, micro_batch, fits):
+    meter = Priced()
+    meter.checkpoints, meter.together = False, 2
+    found = fit([BatchShape(6, 7)], meter, budget, Footprint(0, 0, 0, 0))
+    assert (found.micro_batch, found.fits) == (micro_batch, fits)
 
 
 def test_flops_of_a_visit_are_of_the_parts_that_are_computed():

@@ -124,7 +124,12 @@ def test_a_run_goes_on_with_other_numbers(runs, tmp_path, first, then):
 COMMANDS = {
     "selector": [
         *("selector.yaml", "--trainer.max_epochs=2", "--model.execution.gradient_checkpointing=true"),
-        *(f"--data.source={VOTES}", f"--data.split.test_source={HELDOUT}"),
+        *(
+            f"--data.source={VOTES}",
+            f"--data.split.test_source={HELDOUT}",
+            "--data.format.twins_together=true",
+        ),
+        *("--data.batch_size=6", "--model.orders=both"),  # half of a batch has an order alone
     ],
     # Clients see their few pairs several times, whose reference is known then.
     "dpo": [

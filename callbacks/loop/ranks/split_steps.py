@@ -5,6 +5,7 @@ Every process then has the whole batch's gradient and loss, and makes the same o
 process. `fedlight.processes.seat` splits the layers.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import reduce, wraps
@@ -57,6 +58,7 @@ class SplitSteps(Part):
     def check(self, run: Run) -> None:
         module = run.lightning_module
         name = type(module).__name__
+        self._together: int = getattr(module, "examples_together", 1)
         refused = {
             "a fleet emulates small devices, one for each client: leave it out": run.has_fleet,
             "clients side by side share a batch: set clients_at_once=1": any(
@@ -162,10 +164,13 @@ class SplitSteps(Part):
                 f"the rows of a batch cannot be divided among the processes of a client ({error}), or set "
                 "trainer.strategy.processes_per_client=1"
             ) from error
-        start, stop = (-(-rows * place // self._number) for place in (self._place, self._place + 1))
+        some = math.gcd(rows, self._together)  # examples at a time
+        start, stop = (
+            some * -(-rows // some * place // self._number) for place in (self._place, self._place + 1)
+        )
         # Each has a part of the layers, so all of them compute.
-        first = min(start, rows - 1)
-        return take_examples(batch, first, max(stop, first + 1)), (stop - start) / rows, rows
+        first = min(start, rows - some)
+        return take_examples(batch, first, max(stop, first + some)), (stop - start) / rows, rows
 
     def _compare(self, module: L.LightningModule, step: Any, whole: Any, part: Any, share: float) -> None:
         """Raise ValueError if the loss of a batch is not the mean over its rows; in step 1, 2, 4, 8, ..."""
