@@ -94,8 +94,11 @@ class SelectorModule(LanguageModule):
             self.asked["orders"] = self.options.orders  # from now on it is trained so
         elif (shown := getattr(data, "orders", None)) is not None:
             refuse_one_order(self.asked, shown)
-        if stage == "fit" and self.options.orders == "both" and getattr(data, "examples_together", 2) % 2:
-            raise ValueError(APART)  # before the base is loaded
+        if stage == "fit" and self.options.orders == "both":  # before the base is loaded
+            size, val = getattr(data, "eval_batch_size", 2), getattr(data, "val_set", None)
+            is_cut = size % 2 and self.trainer.limit_val_batches and val is not None and len(val) > size
+            if is_cut or getattr(data, "examples_together", 2) % 2:
+                raise ValueError(APART)
 
     def configure_model(self) -> None:
         if self.network is not None:

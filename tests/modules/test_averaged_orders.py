@@ -149,11 +149,14 @@ def test_training_and_test_by_both_orders(votes, llama, make_trainer):
 
 
 @pytest.mark.usefixtures("any_text")
-def test_votes_that_are_apart_are_refused_in_training(votes, llama, make_trainer):
-    data = make_data(votes, llama, batch_size=8)
+@pytest.mark.parametrize(
+    ("settings", "validated"), [({}, 0), ({"twins_together": True, "eval_batch_size": 5}, 1.0)]
+)
+def test_votes_that_are_apart_are_refused_in_training(votes, llama, make_trainer, settings, validated):
+    data = make_data(votes, llama, batch_size=8, **settings)
     module = SelectorModule(llama, orders="both")
-    with pytest.raises(ValueError, match="set twins_together=true"):
-        make_trainer(max_epochs=1, limit_val_batches=0).fit(module, data)
+    with pytest.raises(ValueError, match=r"set twins_together=true .* and an even eval_batch_size"):
+        make_trainer(max_epochs=1, limit_val_batches=validated, num_sanity_val_steps=0).fit(module, data)
     assert module.network is None  # before the base is loaded
 
 
