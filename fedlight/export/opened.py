@@ -135,12 +135,16 @@ def _adapter(run: Run) -> Path | None:
         if str(each.get("class_path", "")).endswith("AdapterExport")
     ]
     folders = [run.folder / name for name in dict.fromkeys([*written, ADAPTER]) if name]
-    files = ("adapter_config.json", "adapter*/adapter_config.json")  # of one, and of several
-    return next((folder for folder in folders if any(any(folder.glob(file)) for file in files)), None)
+    names = ("adapter_config.json", "adapter*/adapter_config.json")  # of one, and of several
+    files = [file for folder in folders for name in names for file in folder.glob(name)]
+    of_run = {file for file in files if not run.is_earlier(str(file.relative_to(run.folder)))}
+    return next((folder for folder in folders if any(folder in file.parents for file in of_run)), None)
 
 
 def _checkpoints(run: Run) -> list[Path]:
-    return sorted(run.folder.glob("**/*.ckpt"))
+    """Return the checkpoints in a run's folder, without those of a run that it was before it was started over."""
+    files = sorted(run.folder.glob("**/*.ckpt"))
+    return [file for file in files if not run.is_earlier(str(file.relative_to(run.folder)))]
 
 
 def _progress(file: Path) -> tuple[int, int]:

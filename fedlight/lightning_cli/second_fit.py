@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import (
 from fedlight.callbacks.loop.guard import MAY_CHANGE
 from fedlight.lightning_cli.class_names import class_of, last_part
 from fedlight.lightning_cli.run_record import last_fit
-from fedlight.runs.contents import MadeWith, digest_of, in_words
+from fedlight.runs.contents import MadeWith, digest_of, in_words, tables_since
 from fedlight.support.checkpoint_files import newest_checkpoint
 from fedlight.support.settings_record import CLASS, Difference, described
 
@@ -46,6 +46,7 @@ class FitFolder:
         self.made = MadeWith(folder / NAME, settings, settings, folder, REMEDY)
         self.checkpoint: Path | None = None  # where the run goes on; None where it starts
         self.said = ""  # one line for the user about what happens; empty for a new run
+        self._starts_over = False
         self._federated = config.get("federated") is not None
         self._checkpoints = {os.path.relpath(file, folder): file for file in checkpoints}
 
@@ -74,6 +75,7 @@ class FitFolder:
             # Those of a federated run fit none without a federation, and are not to be lost.
             if self.checkpoint is None and not (files and is_other):
                 self.said = f"{self.folder}: the run was stopped without a checkpoint, so it starts over"
+                self._starts_over = True
                 return True
         if is_other:
             raise ValueError(
@@ -97,15 +99,18 @@ class FitFolder:
         return True
 
     def begin(self, starts_over: bool, given: str | None) -> None:
-        """Write the settings, before the first work, and which checkpoints are of an earlier run.
+        """Write the settings, before the first work, and which checkpoints and tables are of an earlier run.
 
-        Where it starts over, all of them are, but for one that the user has ``given``.
+        Where it starts over, all of them are, but for one checkpoint that the user has ``given``, and then the tables.
         """
-        if self.made.file.is_file() and not starts_over and not (given and self.made.differences()):
+        starts_over |= self._starts_over
+        again = self.made.file.is_file()
+        if again and not starts_over and not (given and self.made.differences()):
             earlier = self.made.earlier()
         else:
             resumed = os.path.relpath(given, self.folder) if given else None
             earlier = {name: digest_of(file) for name, file in self._checkpoints.items() if name != resumed}
+            earlier |= tables_since(self.folder, 0) if again and not given else {}
         self.made.write(earlier)
 
     def _own_checkpoints(self) -> list[Path]:

@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from fedlight.runs.contents import OWN_FILES, digest_of
+from fedlight.runs.contents import EARLIER, OWN_FILES, digest_of
 from fedlight.runs.folders import SEED, begun, labels, methods, runs_below, versions
 from fedlight.runs.rows import Rows, merged, objects, text_can_hold
 from fedlight.support.checks import check_yaml
@@ -116,6 +116,8 @@ class Run:
             self._cached[name] = None  # a damaged file is not read again either
             try:
                 file = check_regular(self.folder / name, MOST_BYTES)
+                if self.is_earlier(name):
+                    raise BoundError("it is of an earlier run in this folder, which was started over")
                 if self.is_changed(name):
                     raise BoundError("it is not what the run wrote: put it back, or run again")
                 self._cached[name] = parse(file.read_text(encoding="utf-8", errors="replace"))
@@ -183,6 +185,13 @@ class Run:
             return {}
         files = [entry.get("files") for entry in commands or [self.json("done.json")]]
         return {name: digest for each in files if isinstance(each, dict) for name, digest in each.items()}
+
+    def is_earlier(self, name: str) -> bool:
+        """Tell whether a file is of an earlier run: it was there when this one started over, and was not written since."""
+        if name in OWN_FILES or name in (self.record().get("files") or {}):
+            return False
+        digest = (self.json("fit.json").get(EARLIER) or {}).get(name)
+        return digest is not None and digest_of(self.folder / name) == digest
 
     def is_changed(self, name: str) -> bool:
         """Tell whether a file differs from the one that the run wrote; files with a digest in them are checked elsewhere."""

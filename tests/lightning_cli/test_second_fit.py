@@ -14,9 +14,11 @@ from recipe_runs import ran
 from tiny_world import fedlight, refused, table, tiny_selector
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.export.opened import open_run
 from fedlight.lightning_cli.cli import lightning_cli
 from fedlight.lightning_cli.run_record import recorded
 from fedlight.lightning_cli.second_fit import FitFolder, checkpoints_of, compared
+from fedlight.runs.run import read_runs
 
 REMEDY = "start over with --resume false, or choose another --trainer.default_root_dir"
 
@@ -326,13 +328,22 @@ def test_fit_twice_stopped_and_begun_anew(tiny_model, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_starts_over_and_is_killed_at_once_does_not_take_up_the_old_one(tiny_model, tmp_path):
     arguments = ["fit", *tiny_selector(tiny_model, tmp_path / "run")]
-    ran(*arguments)
+    ran(*arguments, "--trainer.callbacks+=ClientAccuracy")
+    for file in (tmp_path / "run").rglob("*.csv"):
+        os.utime(file, (1, 1))
     other = [*arguments, "--model.lr=0.1"]
     prepare = at(FederatedLoop, "on_train_batch_start", first_round, signal.SIGKILL)
     assert Child([*other, "--resume=false"], tmp_path / "log", prepare).wait() == CODES[KILLED]
-    outcome = ran(*other)
+    assert "no run in it has written an adapter or" in refused(fedlight("export", str(tmp_path / "run")))
+    outcome = ran(*other, "--trainer.limit_val_batches=0")
     assert "stopped without a checkpoint, so it starts over" in outcome.err
-    ran("fit", *tiny_selector(tiny_model, tmp_path / "new", "--model.lr=0.1"))
+    assert f"{open_run(tmp_path / 'run', 'last').checkpoint}".endswith("epoch=1-v1.ckpt")
+    (anew,) = read_runs([tmp_path / "run"])
+    assert (anew.csv("clients.csv"), [row for row in anew.metrics() if row.get("val/loss")]) == ([], [])
+    assert "it is of an earlier run" in anew.faults["metrics/version_0/metrics.csv"]
+    ran(
+        "fit", *tiny_selector(tiny_model, tmp_path / "new", "--model.lr=0.1", "--trainer.limit_val_batches=0")
+    )
     assert left_in(tmp_path / "run") == left_in(tmp_path / "new")
 
 

@@ -61,7 +61,7 @@ def section(runs: Sequence[Run]) -> Section | None:
         if run.path("attacks/attacks.csv") is None:
             continue
         try:
-            if run.is_changed("attacks/attacks.csv"):
+            if run.is_changed("attacks/attacks.csv") or run.is_earlier("attacks/attacks.csv"):
                 raise ValueError("it is not what the run wrote")
             attacked[run] = {target: _curves(run, target) for target in TARGETS}
         except (ValueError, OSError, KeyError) as error:
