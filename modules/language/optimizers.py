@@ -60,6 +60,10 @@ def check_optimizer(name: str, args: Mapping[str, Any]) -> None:
         check_choice(
             f"optimizer.args of {name}", key, [key for key in parameters if key not in ("params", "lr")]
         )
+    try:  # on a matrix, as adapters have: some optimizers take no other
+        make_optimizer(name, [nn.Parameter(torch.zeros(1, 1))], 1e-3, args)
+    except (ValueError, TypeError, LookupError, RuntimeError) as error:
+        raise ValueError(f"optimizer.args={dict(args)} does not fit {name}: {error}") from None
 
 
 def make_optimizer(
