@@ -55,6 +55,8 @@ def one_line_errors() -> Iterator[None]:
         with quiet_logs():
             yield
     except KeyboardInterrupt as stop:
+        for signum in (signal.SIGINT, signal.SIGTERM):  # another one would show a stack while Python ends
+            signal.signal(signum, signal.SIG_IGN)
         print(f"fedlight: stopped {stop}".rstrip(), file=sys.stderr)
         sys.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
     except BrokenPipeError:  # for `quiet_when_unread`

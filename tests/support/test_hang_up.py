@@ -44,3 +44,17 @@ def until_hung_up(*arguments):
 def test_it_stops_and_cleans_up_and_under_nohup_it_goes_on(tmp_path, more, code):
     assert until_hung_up(str(tmp_path / "end"), *more) == code
     assert (tmp_path / "end").read_text() == "cleaned up"
+
+
+IMPATIENT = """
+import atexit, os, signal
+from fedlight.support.console import one_line_errors
+atexit.register(lambda: [os.kill(os.getpid(), signum) for signum in (signal.SIGINT, signal.SIGTERM)])
+with one_line_errors():
+    raise KeyboardInterrupt
+"""
+
+
+def test_signals_while_a_stopped_program_ends_show_no_stack():
+    done = subprocess.run([sys.executable, "-c", IMPATIENT], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "fedlight: stopped\n")
