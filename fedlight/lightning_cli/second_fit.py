@@ -46,7 +46,7 @@ class FitFolder:
         self.made = MadeWith(folder / NAME, settings, settings, folder, REMEDY)
         self.checkpoint: Path | None = None  # where the run goes on; None where it starts
         self.said = ""  # one line for the user about what happens; empty for a new run
-        self._starts_over = False
+        self._starts_over = False  # with other settings, where there is no checkpoint
         self._federated = config.get("federated") is not None
         self._checkpoints = {os.path.relpath(file, folder): file for file in checkpoints}
 
@@ -75,7 +75,7 @@ class FitFolder:
             # Those of a federated run fit none without a federation, and are not to be lost.
             if self.checkpoint is None and not (files and is_other):
                 self.said = f"{self.folder}: the run was stopped without a checkpoint, so it starts over"
-                self._starts_over = True
+                self._starts_over = bool(changes)
                 return True
         if is_other:
             raise ValueError(
