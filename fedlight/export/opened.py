@@ -115,11 +115,15 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
     if model is not None:
         settings["model"] = model
     path = str(spec.get("class_path", ""))
+    if not path:
+        file = run.config_file()
+        fault = f"{file} {run.faults.get(file, 'names no model')}" if file else "there is no config.yaml"
+        raise ValueError(f"{folder}: {fault}, so nobody can tell what was trained: put the run's own back")
     kind = class_of(path)
     if kind is None or not issubclass(kind, LanguageModule):
         raise ValueError(
-            f"{run.label} trained {path or 'a module that its config does not name'}, which is no LanguageModule of "
-            "fedlight, or cannot be imported from here: only language models with adapters can be exported"
+            f"{run.label} trained {path}, which is no LanguageModule of fedlight, or cannot be imported from here: only "
+            "language models with adapters can be exported"
         )
     # After the end that wrote an adapter the run may have gone on: its checkpoints are newer.
     has_gone_on = run.record().get("state", "done") != "done" and _checkpoints(run)

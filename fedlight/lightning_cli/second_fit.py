@@ -104,13 +104,12 @@ class FitFolder:
         Where it starts over, all of them are, but for one checkpoint that the user has ``given``, and then the tables.
         """
         starts_over |= self._starts_over
-        again = self.made.file.is_file()
-        if again and not starts_over and not (given and self.made.differences()):
+        if self.made.file.is_file() and not starts_over and not (given and self.made.differences()):
             earlier = self.made.earlier()
         else:
             resumed = os.path.relpath(given, self.folder) if given else None
             earlier = {name: digest_of(file) for name, file in self._checkpoints.items() if name != resumed}
-            earlier |= tables_since(self.folder, 0) if again and not given else {}
+            earlier |= tables_since(self.folder, 0) if starts_over and not given else {}
         self.made.write(earlier)
 
     def _own_checkpoints(self) -> list[Path]:

@@ -69,6 +69,15 @@ def test_a_checkpoint_of_another_run_is_refused(own, run):
 def test_the_config_is_found_with_any_logger(own):
     (own / "metrics").rename(own / "tensorboard")
     assert open_run(own).kind.__name__ == "SFTModule"
+    (file,) = own.glob("tensorboard/version_*/config.yaml")
+    file.write_text("model: [")
+    with pytest.raises(
+        ValueError, match=r"config.yaml is not whole YAML, so nobody can tell what was trained"
+    ):
+        open_run(own)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"own: there is no config.yaml, so nobody can tell"):
+        open_run(own)
 
 
 def change_config(folder, before, after):
