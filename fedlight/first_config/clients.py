@@ -36,7 +36,7 @@ def find_client(columns: Sequence[Column], taken: Sequence[str], given: str | No
     likely = [
         column
         for column in columns
-        if column.name not in taken and 2 <= column.distinct <= len(column.codes) / 2 and column.words < 0.9
+        if column.name not in taken and 2 <= column.distinct <= column.filled.sum() / 2 and column.words < 0.9
     ]
     scores = [score_name(column.name, "client") for column in likely]
     best = max(scores, default=0)

@@ -118,7 +118,10 @@ def test_two_columns_that_could_be_the_client_are_both_named():
 
 
 def test_rows_without_any_client_are_dealt_out_and_that_is_said():
-    guess = find_client(describe([{"q": f"what {n}"} for n in range(6)]), ["q"], None)
+    rows = [
+        {"q": f"what {n}", "noted": f"{n}" if n > 3 else None} for n in range(6)
+    ]  # of few rows, each its own
+    guess = find_client(describe(rows), ["q"], None)
     assert (guess.value, guess.sure) == (None, False)
     assert "--client COLUMN" in guess.reason
 
