@@ -26,6 +26,7 @@ from fedlight.recipes.chosen_stages import chosen_stages
 from fedlight.recipes.followers import Followers, check_processes
 from fedlight.recipes.overlay import merge_arguments, merge_recipes
 from fedlight.recipes.stages import Stage, refuse_tied_votes
+from fedlight.runs.folders import SEED
 from fedlight.support.checks import read_yaml
 from fedlight.support.console import silence_lightning
 from fedlight.support.files import BoundError, sealed, write_json
@@ -201,7 +202,8 @@ def run(
 
     Raises:
         ValueError: ``only`` names no stage, ``processes`` is below 1 or a stage sets a strategy itself, an even number of
-            selectors would vote, a stage was done with other settings in this folder, or another process works there.
+            selectors would vote, a stage was done with other settings in this folder, of any seed, or another process works
+            there.
     """
     check_processes(processes)
     recipe = load(name, overrides, twin)
@@ -224,6 +226,7 @@ def run(
             stage.folder.parent for steps in (*plan.values(), together) for stage in steps
         ):
             stack.enter_context(alone_in(folder, "--output"))
+        _refuse_other_seeds(recipe, output, plan)
         followers = None if processes is None else stack.enter_context(Followers(processes))
         for seed, steps in plan.items():
             for stage in steps:
@@ -243,6 +246,16 @@ def run(
     write_json(output / "results.json", sealed(results))
     show(results, output, finding(rows))
     return results
+
+
+def _refuse_other_seeds(recipe: Recipe, output: Path, plan: dict[int, list[Stage]]) -> None:
+    """Raise ValueError where a stage has other settings in the folder of another seed: reports take means over all."""
+    names = {stage.name for steps in plan.values() for stage in steps}
+    begun = {int(match[1]) for folder in output.glob("seed*") if (match := SEED.fullmatch(folder.name))}
+    for seed in sorted(begun - {*plan}):
+        for stage in stages(recipe, output / f"seed{seed}", seed):
+            if stage.name in names:
+                stage.refuse_other_settings()
 
 
 def seeds_of(recipe: Recipe, given: list[int] | None) -> list[int]:

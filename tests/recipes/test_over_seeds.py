@@ -67,6 +67,16 @@ def test_another_set_of_seeds_has_stages_of_its_own(run, tmp_path):
     assert "seeds_1/figure was made with other settings (x: 7 -> 9)" in changed.err
 
 
+def test_a_further_seed_has_the_settings_of_those_that_are_there(run, tmp_path):
+    run(RECIPE, "--seeds", "0", "--only", "train")
+    changed = {**RECIPE, "source": "other:${seed}"}
+    outcome = run(changed, "--seeds", "1")
+    assert outcome.code == 2
+    assert "seed0/train was made with other settings (source: toy:0 -> other:0)" in outcome.err
+    assert not (tmp_path / "out/seed1/train/done.json").exists()
+    assert run(RECIPE, "--seeds", "1").code == 0
+
+
 def test_what_is_wrong_is_said_before_any_stage(run, tmp_path):
     for wrong, why in (
         ({"figure": call(x="${seed}")}, "the recipe refers to what it does not have"),
