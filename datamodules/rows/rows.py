@@ -257,7 +257,10 @@ def _toy_rows(source: str) -> Rows:
     from fedlight import toy
 
     name, _, query = source.removeprefix("toy:").partition("?")
-    options = {key: int(value) if value.lstrip("-").isdigit() else value for key, value in parse_qsl(query)}
+    options = {
+        key: int(value) if value.lstrip("-").isdigit() else value
+        for key, value in parse_qsl(query, keep_blank_values=True)
+    }
     return toy.rows(name, **options)
 
 

@@ -155,6 +155,8 @@ def test_simple_rules_are_clearly_worse_than_the_oracle(heldout: list[dict[str, 
     [
         ("vote", "toy rows 'vote' do not exist: choose from votes, heldout"),
         ("votes?sed=1", "toy option 'sed' does not exist: choose from seed, num_clients"),
+        ("votes?num_clients", "toy option num_clients='' is not a number"),
+        ("votes?40", "toy option '40' does not exist: choose from seed, num_clients"),
         ("votes?seed=one", "toy option seed='one' is not a number"),
         ("votes?opposition=2", r"toy option opposition=2.* between 0 and 1"),
         ("votes?num_clients=0", "num_clients=0"),
