@@ -30,7 +30,7 @@ from fedlight.runs.folders import SEED
 from fedlight.support.checks import read_yaml
 from fedlight.support.console import silence_lightning
 from fedlight.support.files import BoundError, sealed, write_json
-from fedlight.support.words import near
+from fedlight.support.words import first_line, near
 
 Recipe = dict[str, Any]
 OVER_SEEDS = "over_seeds"
@@ -315,7 +315,8 @@ def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recip
         whole: Any = OmegaConf.create(config)
         resolved: Any = OmegaConf.to_container(whole if key is None else whole[key], resolve=True)
     except OmegaConfBaseException as error:
-        raise ValueError(f"the recipe refers to what it does not have: {error}") from None
+        what = f"{first_line(error)}, in {error.full_key}"
+        raise ValueError(f"the recipe refers to what it does not have: {what}") from None
     return resolved
 
 

@@ -170,7 +170,7 @@ def test_extends_lays_recipes_over_others_the_later_on_top(run_small):
         ({"stages": {"one": {"like": "zero"}}}, "stage one is like 'zero', which is no stage before it"),
         ({"stages": {"one": call("one", colour="red")}}, "stage one: give one of fit, validate"),
         ({"stages": {"one": {"with": {}}}}, "stage one: give one of fit, validate"),
-        ({"stages": {"one": call("${nope}")}}, "refers to what it does not have: Interpolation key 'nope'"),
+        ({"stages": {"one": call("${nope}")}}, "Interpolation key 'nope' not found, in stages.one.with.name"),
         ({"stages": {"one": {"fit": "selectr.yaml"}}}, "stage one: there is no config 'selectr.yaml'"),
         (
             {"stages": {"one": {"call": "fedlight.recipes.steps.no"}}},
