@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
+from fedlight.conf import path as conf_path
 from fedlight.further_names import FURTHER
 from fedlight.lightning_cli.class_names import find_object, last_part
 from fedlight.support.checks import classes_below
@@ -47,7 +48,9 @@ def one_line(
     if match := re.search(r"unrecognized arguments: (.*)", message, re.S):
         given = " ".join(match[1].split())
         if not given.startswith("-"):
-            return f"{given!r} is no key: keys start with two dashes, as in --trainer.max_epochs 3"
+            config = given.removeprefix(f"{conf_path('')}/")  # as one of fedlight's own was named
+            way = f"--config {config}" if given.endswith(".yaml") else "--trainer.max_epochs 3"
+            return f"{config!r} is no key: keys start with two dashes, as in {way}"
         return _unknown_key(given.split()[0].partition("=")[0].lstrip("-"), sorted(keys))
     if match := re.search(r"does not accept option '([^']+)'", message):
         return _unknown_key(match[1], sorted(keys))

@@ -74,7 +74,10 @@ def test_a_seed_out_of_range(fit, seed):
         ),
         (["--max_epochs=3"], "there is no key 'max_epochs'; did you mean 'trainer.max_epochs'?"),
         (["--trianer.max_epochs=3"], "did you mean 'trainer.max_epochs'?"),
-        (["selector.yaml"], "selector.yaml' is no key: keys start with two dashes"),
+        (
+            ["selector.yaml"],
+            "'selector.yaml' is no key: keys start with two dashes, as in --config selector.y",
+        ),
         (["--trainer.gradient_clip_val=much"], "trainer.gradient_clip_val: expected a number, given much"),
         (["--data=SelectorModule"], "data: there is no class 'SelectorModule'"),
         (["--data.format.choice_template=Better: {response_a}"], "choice_template has no slot {response_b}"),
