@@ -18,7 +18,6 @@ from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.streams import own_stream
 from fedlight.support.checks import Settings, check_choice, check_range
 from fedlight.support.seeding import derive_seed
-from fedlight.support.words import first_line
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,8 @@ def load_adapters(network: Any, folder: str, task: str, names: Sequence[str] = (
                 if network.load_adapter(path, adapter_name=name, is_trainable=True).missing_keys:
                     raise ValueError(f"{path!r} lacks weights")
     except (RuntimeError, ValueError, UserWarning) as error:  # of torch, PEFT and the filter
-        raise ValueError(f"adapter={folder!r} does not fit this base: {first_line(error)[:200]}") from None
+        what = " ".join(str(error).split())[:200]  # the first line of torch's alone says nothing
+        raise ValueError(f"adapter={folder!r} does not fit this base: {what}") from None
     network = _train_in_fp32(network)
     for name, path in zip(names, folders, strict=True):
         # Once more in fp32: PEFT has rounded a head to the number type of the base.
