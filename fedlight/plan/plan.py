@@ -4,6 +4,7 @@ Nothing is downloaded, read or trained: the module is built without weights, and
 are counted for a full batch of the longest texts that the config allows. A device that fits here fits the run.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.language.optimizers import make_optimizer
 from fedlight.plan.shapes import known_shapes
+from fedlight.support.checks import check_range
 
 
 def make_plan(arguments: Sequence[str], shape: str | None = None, examples: int | None = None) -> Plan:
@@ -191,4 +193,5 @@ def _setting(config: Any, key: str) -> int:
     value = config.get(f"data.init_args.{key}")
     if not isinstance(value, int):
         raise ValueError(f"data.{key} is not set: a plan needs it, since it is made without the data")
+    check_range(f"data.{key}", value, 1, math.inf)
     return value
