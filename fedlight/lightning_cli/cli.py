@@ -18,9 +18,11 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 import lightning as L
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from omegaconf.errors import OmegaConfBaseException
 
+from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
@@ -274,7 +276,12 @@ class FedlightCLI(LightningCLI):
                         run.begin(self._starts_over, self.config_init[subcommand].ckpt_path)
                     super()._run_subcommand(subcommand)
                     if subcommand == "fit":
-                        ended["epochs"] = self.trainer.current_epoch
+                        loop = find_callback(self.trainer, FederatedLoop)
+                        epochs = self.trainer.current_epoch if loop is None else loop.rounds_done
+                        ended["epochs"] = epochs
+                        if run is not None and _is_out_of_time(self.trainer, epochs):
+                            ended["state"] = "stopped"
+                            print("stopped by trainer.max_time: the same command goes on", file=sys.stderr)
         except SystemExit as stop:  # into which Lightning turns a Ctrl-C
             if isinstance(stop.__context__, KeyboardInterrupt):
                 newest = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
@@ -302,6 +309,8 @@ class FedlightCLI(LightningCLI):
             print(run.said, file=sys.stderr, flush=True)
         if run.checkpoint:
             settings.ckpt_path = str(run.checkpoint)
+            for timer in _timers(self.trainer):
+                setattr(timer, "load_state_dict", lambda state: None)  # noqa: B010 - each command has its whole time
         return has_work
 
     def _names_folder(self) -> bool:
@@ -326,6 +335,18 @@ def lightning_cli(argv: list[str], resumes: bool = False) -> FedlightCLI:
     the command line; a stage of a recipe has compared its settings already, and names the checkpoint itself.
     """
     return FedlightCLI([find_config(argument) for argument in argv], resumes)
+
+
+def _timers(trainer: L.Trainer) -> list[Timer]:
+    """Return the callbacks that end a run by the clock, as ``trainer.max_time`` makes one."""
+    return [callback for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
+
+
+def _is_out_of_time(trainer: L.Trainer, epochs: int) -> bool:
+    """Return whether the clock has ended a run after so many epochs, before its last one."""
+    left = [timer.time_remaining() for timer in _timers(trainer)]
+    is_short = trainer.max_epochs == -1 or epochs < (trainer.max_epochs or 0)
+    return is_short and any(seconds is not None and seconds <= 0 for seconds in left)
 
 
 def _allow_checkpoints() -> None:

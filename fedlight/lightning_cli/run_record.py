@@ -55,7 +55,7 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
     ended: dict[str, Any] = {}
     try:
         yield ended
-        state = "done"
+        state = ended.get("state", "done")
     except (KeyboardInterrupt, SystemExit):
         state = "stopped"
         raise

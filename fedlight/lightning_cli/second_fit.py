@@ -156,6 +156,8 @@ def compared(config: Mapping[str, Any], root: str) -> dict[str, Any]:
     if whole.get("federated") and whole["trainer"].get("strategy") in ("auto", "client_parallel", None):
         # Under client_parallel any number of processes gives the same result.
         of_trainer |= {*OF_PROCESSES}
+    if whole.get("trainer", {}).get("max_time"):
+        whole["trainer"]["max_time"] = None  # a limit of the command, not of the run
     for part, names in (("trainer", of_trainer), ("data", OF_LOADERS), ("federated", MAY_CHANGE)):
         if isinstance(whole.get(part), dict):
             whole[part] = {key: value for key, value in whole[part].items() if key not in names}

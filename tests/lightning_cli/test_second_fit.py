@@ -8,7 +8,7 @@ import lightning as L
 import pytest
 import torch
 from killed import CODES, KILLED, SIGNALS, STOPPED, TERMINATED, Child, at
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.loggers import CSVLogger
 from recipe_runs import ran
 from tiny_world import fedlight, refused, table, tiny_selector
@@ -345,6 +345,26 @@ def test_a_run_that_starts_over_and_is_killed_at_once_does_not_take_up_the_old_o
         "fit", *tiny_selector(tiny_model, tmp_path / "new", "--model.lr=0.1", "--trainer.limit_val_batches=0")
     )
     assert left_in(tmp_path / "run") == left_in(tmp_path / "new")
+
+
+def test_a_run_that_the_clock_has_stopped_goes_on_with_the_whole_time(tiny_model, tmp_path, monkeypatch):
+    ran("fit", *tiny_selector(tiny_model, tmp_path / "whole"))
+    arguments = ["fit", *tiny_selector(tiny_model, tmp_path / "run"), "--trainer.max_time=00:01:00:00"]
+    look = Timer._check_time_remaining
+
+    def late_in_the_second_round(timer, trainer):
+        timer._offset = 10**6 * trainer.current_epoch
+        look(timer, trainer)
+
+    with monkeypatch.context() as clock:
+        clock.setattr(Timer, "_check_time_remaining", late_in_the_second_round)
+        outcome = ran(*arguments)
+    assert "stopped by trainer.max_time: the same command goes on" in outcome.err
+    assert json.loads((tmp_path / "run/run.json").read_text())["commands"][-1]["epochs"] == 1
+    outcome = ran(*arguments)
+    assert ("goes on from" in outcome.err, "stopped by" in outcome.err) == (True, False)
+    assert left_in(tmp_path / "run") == left_in(tmp_path / "whole")
+    assert "nothing is done" in ran(*arguments[:-1]).err
 
 
 @pytest.mark.slow
