@@ -32,6 +32,12 @@ def test_one_client_gets_its_own_parameters_back_bit_for_bit():
     assert torch.equal(Average().step(received, result.result())["w"], trained["w"])
 
 
+def test_updates_without_weight_move_nothing():
+    result = WeightedSum("weight")
+    result.add(Update("only", {"w": torch.ones(2)}, weight=0.0))
+    assert result.result()["w"].tolist() == [0.0, 0.0]
+
+
 def test_read_is_a_copy_and_write_is_in_place():
     parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     state = read({"w": parameter})

@@ -73,7 +73,8 @@ def validate_masked(
         secure_round.add(node, masked, len(names))
         clients += names
     with_rows = sum(bool(names) for names, _ in answers.values())
-    if len(answers) == len(homes) and with_rows < LEAST_NODES:
+    everybody = len(answers) == len(homes) and sum(map(len, homes.values())) == len(loop.clients)
+    if everybody and with_rows < LEAST_NODES:
         loop.judge = None  # no later round would have a sum either
         logger.warning(
             "secure-aggregation: %s of %s nodes have validation rows, too few for a sum, so nodes are asked no more: "

@@ -316,6 +316,7 @@ def test_settings_that_do_not_fit_together_are_refused(settings, message):
         ("perturbations", 0, "must be at least 1"),
         ("weight_decay", -0.1, "must be at least 0"),
         ("forward_weight", 1.5, r"must be in \[0, 1\]"),
+        ("forward_weight", 0.0, "must be above 0, or no client counts"),
     ],
 )
 def test_settings_out_of_their_range_are_refused(setting, value, message):
