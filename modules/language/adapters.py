@@ -41,6 +41,10 @@ class Lora(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.targets:
+            raise ValueError(
+                f"lora.targets={self.targets!r} names no layer: take all-linear, or give names of layers"
+            )
         check_range("lora.rank", self.rank, 1, float("inf"))
         check_range("lora.alpha", self.alpha, 0, float("inf"), above_low=True)  # at 0 nothing is trained
         check_range("lora.dropout", self.dropout, 0, 1)

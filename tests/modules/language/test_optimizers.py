@@ -24,6 +24,7 @@ from fedlight.modules.sft import SFTModule
         ({"dtype": "float"}, "dtype='float'"),
         ({"lora": {"rank": 0}}, "lora.rank=0"),
         ({"lora": {"dropout": 5}}, "lora.dropout=5"),
+        ({"lora": {"targets": []}}, r"lora.targets=\[\] names no layer"),
         ({"merge_adapter": True}, "set adapter to its folder"),
         ({"merge_adapter": True, "adapter": "x", "base": "nf4"}, "save_merged"),
     ],
