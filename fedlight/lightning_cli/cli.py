@@ -220,7 +220,7 @@ class FedlightCLI(LightningCLI):
         """Make the trainer; refuse wrong values before it starts other processes or a module reads anything."""
         try:
             trainer = super()._instantiate_trainer(config, [c for c in callbacks if c is not None])
-        except (TypeError, ValueError, MisconfigurationException) as error:
+        except (TypeError, ValueError, RuntimeError, MisconfigurationException) as error:
             names = ("accelerator", "devices", "strategy", "precision")
             named = {name: config[name] for name in names if config.get(name) not in (None, "auto")}
             given = ", ".join(f"{name}={value}" for name, value in named.items())

@@ -72,6 +72,10 @@ def test_a_seed_out_of_range(fit, seed):
             [WIRE, "--federated.channel.up=Clip"],
             ".up: there is no class 'Clip'; did you mean 'ClipAndNoise'?",
         ),
+        (
+            ["--trainer.callbacks+=ClientAccuracy"] * 2,
+            "more than one stateful callback of type `ClientAccuracy`",
+        ),
         (["--max_epochs=3"], "there is no key 'max_epochs'; did you mean 'trainer.max_epochs'?"),
         (["--trianer.max_epochs=3"], "did you mean 'trainer.max_epochs'?"),
         (
