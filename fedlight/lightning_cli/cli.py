@@ -277,9 +277,9 @@ class FedlightCLI(LightningCLI):
                     super()._run_subcommand(subcommand)
                     if subcommand == "fit":
                         loop = find_callback(self.trainer, FederatedLoop)
-                        epochs = self.trainer.current_epoch if loop is None else loop.rounds_done
-                        ended["epochs"] = epochs
-                        if run is not None and _is_out_of_time(self.trainer, epochs):
+                        ended["epochs"] = self.trainer.current_epoch if loop is None else loop.rounds_done
+                        # Without a federation the rest of an epoch would be lost: Lightning goes on with the next one.
+                        if run is not None and loop is not None and _is_out_of_time(self.trainer, loop):
                             ended["state"] = "stopped"
                             print("stopped by trainer.max_time: the same command goes on", file=sys.stderr)
         except SystemExit as stop:  # into which Lightning turns a Ctrl-C
@@ -342,11 +342,11 @@ def _timers(trainer: L.Trainer) -> list[Timer]:
     return [callback for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
 
 
-def _is_out_of_time(trainer: L.Trainer, epochs: int) -> bool:
-    """Return whether the clock has ended a run after so many epochs, before its last one."""
+def _is_out_of_time(trainer: L.Trainer, loop: FederatedLoop) -> bool:
+    """Return whether the clock has ended a federated run before its last round."""
     left = [timer.time_remaining() for timer in _timers(trainer)]
-    is_short = trainer.max_epochs == -1 or epochs < (trainer.max_epochs or 0)
-    return is_short and any(seconds is not None and seconds <= 0 for seconds in left)
+    is_over = any(seconds is not None and seconds <= 0 for seconds in left)
+    return is_over and loop.rounds_done < (trainer.max_epochs or 0)
 
 
 def _allow_checkpoints() -> None:

@@ -86,7 +86,9 @@ class FitFolder:
         # A run that early stopping ended below its limit would end there again.
         if done and not (raised and (last or {}).get("epochs", raised[0]) >= raised[0]):
             way = f"A larger {EPOCHS} goes on."
-            if raised:
+            if raised or (last or {}).get("epochs", math.inf) < (
+                self.made.settings["trainer"]["max_epochs"] or 0
+            ):
                 way = f"It ended by itself after {(last or {})['epochs']} epochs."
             what = f"{self.folder} has the finished run with these settings"
             self.said = f"{what}: nothing is done. {way} --resume false starts over"

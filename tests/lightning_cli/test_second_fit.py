@@ -155,9 +155,10 @@ def test_with_more_epochs_a_finished_run_goes_on(run, settings):
 def test_more_epochs_do_not_wake_a_run_that_ended_by_itself(run, settings):
     """As early stopping does: a run of more epochs would have ended there as well."""
     run(epochs=2)
-    found = again(settings(epochs=5))
-    assert not found.has_work()
-    assert "nothing is done. It ended by itself after 2 epochs." in found.said
+    for epochs in (3, 5, -1):
+        found = again(settings(epochs=epochs))
+        assert not found.has_work()
+        assert "nothing is done. It ended by itself after 2 epochs." in found.said
 
 
 def test_a_finished_run_without_a_checkpoint_is_not_overwritten(run, settings):
