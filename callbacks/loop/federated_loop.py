@@ -318,7 +318,9 @@ class FederatedLoop(LoopView):
             aggregation = part.aggregation(self._run, aggregation, len(clients))
         factors = getattr(aggregation, "keeps_factors", False)
         exchange = self._make_exchange(self.buffers.shared(state), factors)
-        contributions = Contributions(self.rounds_done, aggregation, self.buffers, self._schedule, clients)
+        contributions = Contributions(
+            self.rounds_done, aggregation, self.buffers, self._schedule, clients, self.deployed
+        )
         opened = state if before is None else before.opened_with(state)
         self._round = OpenRound(self._run, opened, state, exchange, contributions)
 

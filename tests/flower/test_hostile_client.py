@@ -207,10 +207,25 @@ def test_a_reported_loss_neither_ends_a_run_nor_keeps_a_checkpoint(tmp_path, kin
         assert [file.name for file in (folder / "best").iterdir()] == ["epoch=7.ckpt"]
 
 
-def test_a_deployment_without_answers_ends_with_the_reasons_and_not_as_finished(tmp_path, kind):
+def all_diverged(message):
+    """All clients say that they have diverged."""
+    visits = [
+        one | {"diverged": "no number", "payload": None} for one in message.answer.header.get("visits", ())
+    ]
+    return with_header("visits", visits, Parcel(message.answer.header)) if visits else message.answer
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lost("visit", answer=None), "dropped: no answer in time, or the node is gone (50)"),
+        (all_diverged, "diverged (50)"),
+    ],
+)
+def test_a_deployment_without_work_ends_with_the_reasons_and_not_as_finished(tmp_path, kind, change, reason):
     with pytest.raises(ValueError, match=r"5 rounds in a row") as error:
-        accuracy(tmp_path, kind("ten"), lost("visit", answer=None))
-    assert "dropped: no answer in time, or the node is gone (50)" in str(error.value)
+        accuracy(tmp_path, kind("ten"), change)
+    assert reason in str(error.value)
     assert "limits.empty_rounds" in str(error.value)
     entry = json.loads((tmp_path / "server" / "run.json").read_text())["commands"][-1]
     assert entry["state"] == "failed"

@@ -120,6 +120,7 @@ class Contributions:
     Args:
         schedule: visits of this process.
         clients: clients with visits in any process.
+        reported: whether clients that may lie say that they have diverged: a round of such clients alone is an empty one.
     """
 
     def __init__(
@@ -129,9 +130,10 @@ class Contributions:
         buffers: BufferPolicy,
         schedule: RoundSchedule,
         clients: Sequence[str],
+        reported: bool = False,
     ) -> None:
         self.diverged: dict[str, str] = {}
-        self._clients = clients
+        self._clients, self._reported = clients, reported
         self._round_idx = round_idx
         self.aggregation = aggregation
         self._buffers = buffers
@@ -176,7 +178,7 @@ class Contributions:
     def result(self, hints: Mapping[str, object]) -> State:
         """Return the combined update of the remaining clients; name the others and the settings in ``hints`` in a warning.
 
-        Raises ValueError if all clients have diverged.
+        Raises ValueError if all clients have diverged, unless that is `reported`.
         """
         if self.diverged:
             clients = self._clients
@@ -186,7 +188,7 @@ class Contributions:
             remedy = (
                 f"With {settings}: lower the learning rate, or set trainer.gradient_clip_val to 1.0 or less"
             )
-            if len(self.diverged) == len(clients):
+            if len(self.diverged) == len(clients) and not self._reported:
                 raise ValueError(
                     f"round {self._round_idx + 1}: all {len(clients)} clients diverged ({reason}), so the run ends with "
                     f"the global model of the round before. {remedy}"
