@@ -111,7 +111,7 @@ class Node:
         named = data.client_groups if isinstance(data, NamesGroups) and asked.header.get("groups") else None
         groups = {name: group for name, group in (named or {}).items() if name in sizes}
         run, nonce = (value_of(asked.header, name, str) for name in ("run", "nonce"))
-        header = {"clients": sizes, "groups": groups, "base": base_digest(trainer.lightning_module)}
+        header = {"clients": sizes, "groups": groups, "base": base_digest(trainer, trainer.lightning_module)}
         return header | versions() | signed(own_key(self._folder), run, nonce), {}
 
     def _prepare(self, asked: Parcel) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -62,16 +62,19 @@ def test_a_server_stopped_at_random_moments_ends_as_one_that_was_not(tmp_path, n
     assert outcome(folder, module, loop) == expected
 
 
-def test_a_server_stopped_between_answers_and_checkpoint_asks_again(tmp_path):
+@pytest.mark.parametrize(("name", "live_on"), [("scaffold", False), ("frozen_fp16", True)])
+def test_a_server_stopped_between_answers_and_checkpoint_asks_again(tmp_path, name, live_on):
     """The nodes have saved what the server has never taken, once in each round."""
-    expected = quiet("scaffold", tmp_path / "quiet", 3)
+    expected = quiet(name, tmp_path / "quiet", 3)
     folder = tmp_path / "stopped"
+    homes = two_nodes(name, folder)
     for at in (2, 3, 3):
-        there = Fragile(two_nodes("scaffold", folder))
+        there = Fragile(homes)
         there.at, there.after = at, True
         with pytest.raises(Killed):
-            deploy("scaffold", folder / "server", there, 3)
-    module, loop = deploy("scaffold", folder / "server", Here(two_nodes("scaffold", folder)), 3)
+            deploy(name, folder / "server", there, 3)
+        homes = homes if live_on else two_nodes(name, folder)
+    module, loop = deploy(name, folder / "server", Here(homes), 3)
     assert outcome(folder, module, loop) == expected
 
 

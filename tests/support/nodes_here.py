@@ -76,6 +76,14 @@ class Paced(Regression):
         return left * super().training_step(batch, batch_idx)
 
 
+class Frozen(Regression):
+    """A frozen layer that the optimizer holds, so it is sent."""
+
+    def __init__(self):
+        super().__init__()
+        self.net[0].requires_grad_(False)
+
+
 def writing(algorithm, by=None, **loop):
     """A run of a language model whose clients write their own data, some candidates of which are dropped and replaced."""
     example = "POST : {instruction} {input}\nCHOICE : {response}\n"
@@ -178,6 +186,7 @@ MORE_KINDS = {
     "everybody_coded": lambda root: Kind(
         {"clients_per_round": 10, "channel": Wire(up=[TopK(0.3), Quantize("fp16")])}
     ),
+    "frozen_fp16": lambda root: Kind({"channel": Wire(down=Quantize("fp16"))}, Frozen),
     "paced": lambda root: Kind(model=Paced),
     "all_fedprox": lambda root: Kind({"algorithm": FedProx(0.5, "normalized"), "clients_per_round": 10}),
     "all_uniform": lambda root: Kind({"algorithm": FedAvg("uniform"), "clients_per_round": 10}),

@@ -11,9 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import numpy as np
-from torch import nn
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
+from fedlight.callbacks.loop.parts.optimizers import federated_parameters
 from fedlight.callbacks.loop.plan import RoundPlanner
 from fedlight.callbacks.loop.ranks.ranks import sum_of_bits
 from fedlight.callbacks.loop.run import Run
@@ -258,10 +258,11 @@ class NodeLoop(FederatedLoop):
         trainer.should_stop = True  # by max_epochs it would train all rounds, a number that a module may read
 
 
-def base_digest(module: nn.Module) -> str:
-    """Return a digest of the frozen parameters: both ends need the same base."""
-    frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
-    return digest({name: sum_of_bits(value) for name, value in sorted(frozen.items()) if not value.is_meta})
+def base_digest(trainer: L.Trainer, module: L.LightningModule) -> str:
+    """Return a digest of the parameters that are not sent, frozen or not: both ends need the same base."""
+    sent = federated_parameters(trainer, module)
+    base = {name: p for name, p in module.named_parameters() if name not in sent and not p.is_meta}
+    return digest({name: sum_of_bits(value) for name, value in sorted(base.items())})
 
 
 def rates_of(trainer: L.Trainer) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class ServerLoop(FederatedLoop):
                 "interval to epoch, which is a round"
             )
         refuse_loss_scale(trainer.precision)
-        self.nodes.compare_bases(base_digest(pl_module))
+        self.nodes.compare_bases(base_digest(trainer, pl_module))
         self._limits.say_what_is_not_limited(self.algorithm, self._secure)
         assert isinstance(trainer.datamodule, ServerData)  # type: ignore[attr-defined]
         # A schedule without visits has the batches of one optimizer step.
