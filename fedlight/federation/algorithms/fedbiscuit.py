@@ -35,7 +35,7 @@ class FedBiscuit(WithLocal):
 
     Args:
         warmup_rounds: T, rounds of warm-up for each selector, at least 0.
-        regroup_every: tau, rounds between groupings, at least 1.
+        regroup_every: tau, rounds between groupings, at least 1. In a deployment a client that is new begins one as well.
         assignment: way of assigning clients to selectors; `GreedyGroups`, the paper's, if not given.
         weighting: after the warm-up; ``paper``: p_m alone (eq. 6); ``unbiased``: the mean over the group in
             expectation; ``normalized``: weights sum to 1 over the group's sampled members; ``uniform``: their plain
@@ -114,7 +114,8 @@ class FedBiscuit(WithLocal):
     def start_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
         federation.log({"grouping_bytes_down": 0.0, "grouping_bytes_up": 0.0})
         trained_for = round_idx - self.warmup_rounds * len(self._adapters)
-        if trained_for >= 0 and trained_for % self.regroup_every == 0:
+        others = self.groups.keys() != federation.clients.keys()  # nodes of a deployment come and go
+        if trained_for >= 0 and (others or trained_for % self.regroup_every == 0):
             self._regroup(round_idx, federation)
         self._weigh(federation.clients)
 
