@@ -8,6 +8,8 @@ from changed_messages import after_visits, changed, lost, with_header
 from nodes_here import Here, deploy, left_by, memories_of, two_nodes, visits_of
 from shared_runs import digest
 
+from fedlight.devices.outcomes import took_part
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
 
 
@@ -108,26 +110,28 @@ def test_a_lost_reply_drops_its_clients_and_their_memory_is_that_from_before(tmp
     assert loop.rounds_done == 4
 
 
-def test_a_node_that_comes_later_takes_part_from_then_on(tmp_path):
-    homes = two_nodes("fedavg", tmp_path)
+@pytest.mark.parametrize(("name", "clients"), [("fedavg", 10), ("nearest", 9), ("soft", 9)])
+def test_a_node_that_comes_later_takes_part_from_then_on(tmp_path, name, clients):
+    homes = two_nodes(name, tmp_path)
     late = homes.pop(2)
     there = Here(homes)
 
     after_visits(there, 2, lambda: there.homes.update({2: late}))
-    _, loop = deploy("fedavg", tmp_path / "server", there, 6)
+    _, loop = deploy(name, tmp_path / "server", there, 6)
     rows = visits_of(tmp_path / "server")
     first = {row["client"] for row in rows if int(row["round"]) < 2}
-    assert len(loop.clients) == 10
+    assert len(loop.clients) == clients
     assert len(first) < 6
     assert {row["client"] for row in rows} - first
-    assert not [row for row in rows if row["reason"]]
+    assert all(took_part(row["reason"]) for row in rows)
 
 
-def test_a_node_that_goes_is_counted_as_absent_and_the_run_goes_on(tmp_path):
-    there = Here(two_nodes("fedavg", tmp_path))
+@pytest.mark.parametrize("name", ["fedavg", "fedmit"])
+def test_a_node_that_goes_is_counted_as_absent_and_the_run_goes_on(tmp_path, name):
+    there = Here(two_nodes(name, tmp_path))
 
     after_visits(there, 4, lambda: there.homes.pop(2, None))
-    module, loop = deploy("fedavg", tmp_path / "server", there, 6)
+    module, loop = deploy(name, tmp_path / "server", there, 6)
     rows = visits_of(tmp_path / "server")
     absent = [row for row in rows if row["reason"]]
     last = [row for row in absent if row["round"] == "5"]

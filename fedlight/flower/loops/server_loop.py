@@ -257,6 +257,9 @@ class ServerLoop(FederatedLoop):
         """Have nodes make the visits of the round, unless these have arrived; then the server steps."""
         buffered = self.arrivals
         sent, outcomes = self._visit(under_way) if buffered is None else (buffered.sent, buffered.outcomes)
+        without_visits = len(
+            self.visit_records
+        )  # rows of those that were away, or dropped, as the round was planned
         for name, arrived in outcomes.items():
             columns = {} if buffered is None else buffered.columns(name)
             if isinstance(arrived, str):
@@ -267,7 +270,7 @@ class ServerLoop(FederatedLoop):
         took_part = {name for name, arrived in outcomes.items() if isinstance(arrived, Arrived)}
         self._rounds.cohort = [client for client in self._rounds.cohort if client.id in took_part]
         traffic, self.nodes.traffic = self.nodes.traffic, Traffic()
-        self._run.log({"dropped": float(len(outcomes) - len(took_part))})
+        self._run.log({"dropped": float(without_visits + len(outcomes) - len(took_part))})
         self._run.log({"wire_bytes_down": float(traffic.down), "wire_bytes_up": float(traffic.up)})
         super()._finish_round(trainer, module, under_way)
         if buffered is not None:
