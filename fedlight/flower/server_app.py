@@ -7,7 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedlight.flower.grid import OverGrid
 from fedlight.flower.server import serve
-from fedlight.flower.settings import bounds_of, config_arguments, is_secure
+from fedlight.flower.settings import bounds_of, config_arguments, is_secure, number_of
 
 app = ServerApp()
 
@@ -20,9 +20,9 @@ def main(grid: Grid, context: Context) -> None:
     serve(
         arguments,
         OverGrid(grid, bounds),
-        min_clients=int(run.get("min-clients", 0)),
-        deadline_seconds=float(run.get("deadline-seconds", 0)) or None,  # an app's settings have no null
-        wait_seconds=float(run.get("wait-seconds", 600)),
+        min_clients=int(number_of(run, "min-clients", 0)),
+        deadline_seconds=number_of(run, "deadline-seconds", 0) or None,  # an app's settings have no null
+        wait_seconds=number_of(run, "wait-seconds", 600),
         secure=is_secure(run),
         bounds=bounds,
     )

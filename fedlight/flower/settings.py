@@ -57,6 +57,21 @@ def bounds_of(run: Mapping[str, Any]) -> Bounds:
     return Bounds(**{name.removeprefix("max-").replace("-", "_"): value for name, value in given.items()})
 
 
+def number_of(run: Mapping[str, Any], name: str, default: int) -> float:
+    """Return a number from the settings of an app.
+
+    Raises:
+        ValueError: it is none, or below 0.
+    """
+    try:
+        number = float(run.get(name, default))
+    except (TypeError, ValueError):
+        number = -1.0
+    if not number >= 0:  # also NaN
+        raise ValueError(f"[tool.flwr.app.config] has {name}={run[name]!r}: set it to a number of at least 0")
+    return number
+
+
 def is_secure(run: Mapping[str, Any]) -> bool:
     """Return whether the settings of an app ask for secure aggregation.
 
@@ -102,6 +117,10 @@ def node_settings(
         )
     part = int(node.get("partition-id", 0)), int(node.get("num-partitions", 1))
     refuse_below(1, "--node-config ", **{"num-partitions": part[1]})
+    if not 0 <= part[0] < part[1]:
+        raise ValueError(
+            f"--node-config has partition-id={part[0]} and num-partitions={part[1]}: number the nodes from 0 to {part[1] - 1}"
+        )
     # Nodes of a simulation have other ids in each run, and their parts stay.
     name = f"node-{part[0] if part[1] > 1 else node_id}"
     clients = [client.strip() for client in str(node["clients"]).split(",")] if node.get("clients") else None

@@ -5,7 +5,7 @@ from changed_messages import with_visit
 from nodes_here import Here, Message, deploy, two_nodes, visits_of
 
 from fedlight.flower.messages import Bounds, Parcel
-from fedlight.flower.settings import bounds_of
+from fedlight.flower.settings import bounds_of, node_settings, number_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
 
@@ -66,3 +66,16 @@ def test_as_many_metrics_as_the_setting_allows_are_taken(tmp_path):
 def test_a_bound_that_is_no_number_is_refused_by_its_name(name, value):
     with pytest.raises(ValueError, match=rf"has {name}={value!r}: set it to a whole number"):
         bounds_of({name: value})
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), "ten", None])
+def test_another_number_of_the_app_is_refused_by_its_name(value):
+    assert number_of({"wait-seconds": "1.5"}, "wait-seconds", 600) == 1.5
+    with pytest.raises(ValueError, match=f"has wait-seconds={value!r}: set it to a number of at least 0"):
+        number_of({"wait-seconds": value}, "wait-seconds", 600)
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+def test_a_node_beyond_their_number_is_refused(number):
+    with pytest.raises(ValueError, match=f"has partition-id={number} .*from 0 to 1"):
+        node_settings({"partition-id": number, "num-partitions": 2}, 7)
