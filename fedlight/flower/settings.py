@@ -119,7 +119,7 @@ def node_settings(
     refuse_below(1, "--node-config ", **{"num-partitions": part[1]})
     if not 0 <= part[0] < part[1]:
         raise ValueError(
-            f"--node-config has partition-id={part[0]} and num-partitions={part[1]}: number the nodes from 0 to {part[1] - 1}"
+            f"--node-config has partition-id={part[0]} of num-partitions={part[1]}: number the nodes from 0 to {part[1] - 1}"
         )
     # Nodes of a simulation have other ids in each run, and their parts stay.
     name = f"node-{part[0] if part[1] > 1 else node_id}"
