@@ -80,14 +80,17 @@ def test_a_server_stopped_between_answers_and_checkpoint_asks_again(tmp_path, na
     assert outcome(folder, module, loop) == expected
 
 
-def test_a_lost_reply_drops_its_clients_and_their_memory_is_that_from_before(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "node"), [("scaffold", 2), ("hetlora_alike", 1)]
+)  # the first row is of node 1
+def test_a_lost_reply_drops_its_clients_and_their_memory_is_that_from_before(tmp_path, name, node):
     """A client whose reply was lost in a round goes on as if it had not been asked in that round."""
 
     def lose_in(folder, silent):
-        change = lost("none" if silent else "visit", 2, round_idx=1, answer=None)
-        there = Here(two_nodes("scaffold", folder), change)
+        change = lost("none" if silent else "visit", node, round_idx=1, answer=None)
+        there = Here(two_nodes(name, folder), change)
         if silent:  # the node does not even train
-            home = there.homes[2]
+            home = there.homes[node]
             answer = home.answer
 
             def away(asked):
@@ -96,7 +99,7 @@ def test_a_lost_reply_drops_its_clients_and_their_memory_is_that_from_before(tmp
                 return answer(asked)
 
             home.answer = away
-        module, loop = deploy("scaffold", folder / "server", there, 4, deadline_seconds=5)
+        module, loop = deploy(name, folder / "server", there, 4, deadline_seconds=5)
         return outcome(folder, module, loop), loop
 
     (state, rows, memories), loop = lose_in(tmp_path / "lost", silent=False)

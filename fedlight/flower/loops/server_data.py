@@ -155,6 +155,8 @@ class AwayClients(NoDevices):
         return [dropped_row(round_idx, name, self._without[name], 0) for name in names]
 
 
-def dropped_row(round_idx: int, client_id: str, reason: str, bytes_down: int) -> Record:
+def dropped_row(
+    round_idx: int, client_id: str, reason: str, bytes_down: int, lora_rank: int | None = None
+) -> Record:
     """Return the row of a client that was asked and did not get through."""
-    return visit_row(round_idx, Visit(client_id, 1), 0, NO_WORK, bytes_down, 0, reason)
+    return visit_row(round_idx, Visit(client_id, 1), 0, NO_WORK, bytes_down, 0, reason, lora_rank)

@@ -264,7 +264,8 @@ class ServerLoop(FederatedLoop):
             columns = {} if buffered is None else buffered.columns(name)
             if isinstance(arrived, str):
                 down = sum(sent[name].bytes_down) if name in sent else 0
-                self.visit_records.append(dropped_row(self.rounds_done, name, arrived, down) | columns)
+                rank = self.clients[name].lora_rank if name in self.clients else None  # a column of all rows
+                self.visit_records.append(dropped_row(self.rounds_done, name, arrived, down, rank) | columns)
                 continue
             self._take_work(trainer, under_way, sent[name], arrived, columns)
         took_part = {name for name, arrived in outcomes.items() if isinstance(arrived, Arrived)}
