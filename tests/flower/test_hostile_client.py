@@ -10,7 +10,7 @@ import pytest
 import torch
 from changed_messages import lost, with_header
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from nodes_here import ALL_KINDS, Here, Kind, deploy, make_node, two_nodes
+from nodes_here import ALL_KINDS, Here, Kind, deploy, make_node, two_nodes, visits_of
 from safetensors.torch import load, save
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -167,6 +167,23 @@ def test_one_of_ten_liars_costs_no_accuracy_under_the_defaults(tmp_path, kind, e
     assert expected > 0.65  # the best line finds 0.69
     assert found == pytest.approx(expected, abs=0.02)
     assert Counter(row["reason"] for row in rows) == REASONS[lie]
+
+
+def test_a_client_that_diverges_in_its_last_visit_alone_is_left_out(tmp_path):
+    def last(message):
+        if message.asked.header["action"] != "visit":
+            return message.answer
+        *others, visit = message.answer.header["visits"]
+        payloads = {n: data for n, data in message.answer.payloads.items() if n != visit["payload"]}
+        visits = [*others, visit | {"diverged": "no number", "payload": None}]
+        return Parcel(message.answer.header | {"visits": visits}, payloads)
+
+    _, loop = deploy("ditto", tmp_path / "server", Here(two_nodes("ditto", tmp_path), last))
+    reasons = {}
+    for row in visits_of(tmp_path / "server"):
+        reasons.setdefault((row["round"], row["client"]), []).append(row["reason"])
+    assert loop.rounds_done == 3
+    assert 3 <= [*reasons.values()].count(["diverged", "diverged"]) < len(reasons)
 
 
 def test_limits_that_are_off_leave_the_model_to_the_liar(tmp_path, kind):

@@ -105,9 +105,9 @@ def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, maske
     entries = [entry for entry in answer.header["visits"] if entry["client"] == name]
     if [entry.get("label") for entry in entries] != labels_of({name: sent})[name]:
         raise Refused(f"client {name} has made other visits than it was asked for")
-    arrived = Arrived([], [], [], [], "")
+    diverged = [shown(value_of(entry, "diverged", str)) for entry in entries]
+    arrived = Arrived([], [], [], [], next(filter(None, diverged), ""))  # then none of its visits counts
     for entry, visiting, due in zip(entries, sent.visitings, sent.due, strict=True):
-        arrived.diverged = arrived.diverged or shown(value_of(entry, "diverged", str))
         steps, seconds = value_of(entry, "steps", int), value_of(entry, "seconds", (int, float))
         loss = None if entry.get("loss") is None else float(value_of(entry, "loss", (int, float)))
         if loss is not None and abs(loss) > MOST_VALUE:
