@@ -308,7 +308,7 @@ class Nodes:
             if len(self.sizes) >= clients and here >= nodes:
                 return
             there = f"{len(self.sizes)} of {clients} clients are there"
-            if here < nodes:
+            if here < nodes and nodes > 1:
                 there += f", at {here} of the {nodes} nodes that a secure sum needs"
             if time.monotonic() > end:
                 reasons = "; ".join(self.why_not()) or "no further node has come"

@@ -200,6 +200,8 @@ def test_too_few_clients_end_the_start_with_what_nodes_have_said(tmp_path):
     homes = two_nodes("fedavg", tmp_path)
     with pytest.raises(TimeoutError, match=r"5 of 10 clients.*its torch is '0.1'"):
         deploy("fedavg", tmp_path / "server", Here(homes, change), min_clients=10)
+    with pytest.raises(TimeoutError, match=r"0 of 4 clients are there after 0 s \(no further node"):
+        deploy("fedavg", tmp_path / "server", Here({}))
 
 
 def test_too_few_nodes_for_a_secure_sum_end_the_start(tmp_path):
