@@ -19,6 +19,7 @@ from fedlight.federation.protocols import LossesOn, NamesGroups, SynthesizesData
 from fedlight.flower.identity import own_key, signed
 from fedlight.flower.loops.node_loop import Answered, NodeLoop, Task, base_digest
 from fedlight.flower.loops.node_memories import NodeMemories, Versions
+from fedlight.flower.loops.replies import MOST_VALUE
 from fedlight.flower.loops.validation import OF_VOTES, as_sent, sum_of_votes, to_send, votes_of
 from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
 from fedlight.flower.parts import Parts, kept_by_node, refuse_unsupported
@@ -154,7 +155,8 @@ class Node:
                     payloads[entry["payload"]] = reply.payload
             if not self._protects_examples:  # losses and metrics have no noise
                 sums: dict[str, Any] = next(metrics.get(entry["client"], iter(())), {})
-                entry |= {"loss": None if row["loss"] == "" else row["loss"]}
+                loss = row["loss"]
+                entry |= {"loss": loss if loss != "" and abs(float(loss)) <= MOST_VALUE else None}
                 entry |= {"training": as_sent(sums, self._counts)}
             visits.append(entry)
         return {"visits": visits, "lost": loop.lost}, payloads

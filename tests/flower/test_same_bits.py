@@ -3,7 +3,8 @@
 import pytest
 import torch
 from nodes_here import ALL_KINDS, Here, deploy, emulate, left_by, make_node, memories_of, two_nodes, visits_of
-from shared_runs import digest
+from plain_lightning import Regression
+from shared_runs import Kind, digest
 
 from fedlight.flower.loops.server_loop import ServerLoop
 
@@ -48,6 +49,31 @@ def test_a_deployment_ends_with_the_emulators_bits_and_bytes(tmp_path, name):
         assert sent <= due if name in SEND_LESS else sent == due
     kept = {client: digest(memory) for client, memory in memories_of(tmp_path, deployed[1]).items()}
     assert kept == {client: digest(emulated[1].memory.load(client)) for client in emulated[1].clients}
+
+
+class NoNumbers(Regression):
+    """The loss and a metric of some visits are no numbers, and the gradients are."""
+
+    def sum_training(self):
+        self.odd = 0.0
+
+    def training_step(self, batch, batch_idx):
+        self.odd += float("nan") if batch[0][0, 0] > 0.8 else 1.0
+        return super().training_step(batch, batch_idx) + self.odd
+
+    def training_sums(self):
+        return [{"odd": (self.odd, 1)}]
+
+
+def test_a_loss_that_is_no_number_costs_no_work(tmp_path, monkeypatch):
+    monkeypatch.setitem(ALL_KINDS, "no_numbers", lambda root: Kind(model=NoNumbers))
+    emulated = emulate("no_numbers", tmp_path / "emulated")
+    deployed = deploy("no_numbers", tmp_path / "server", Here(two_nodes("no_numbers", tmp_path)))
+    assert left_by(*deployed) == left_by(*emulated)
+    assert not deployed[1].nodes.refused
+    losses = [[row["loss"] for row in visits_of(tmp_path / end)] for end in ("server", "emulated")]
+    assert losses[0] == ["" if loss == "nan" else loss for loss in losses[1]]
+    assert "" in losses[0]
 
 
 @pytest.mark.parametrize("name", REFUSED)

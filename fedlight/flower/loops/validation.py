@@ -69,16 +69,19 @@ def validate_clients(
 
 
 def as_sent(sums: Sums, counts: bool) -> dict[str, list[float]]:
-    """Return sums and counts; without ``counts`` means of one example each, which do not say how many there are."""
-    return {name: [s, n] if counts else [s / n, 1] for name, (s, n) in sums.items()}
+    """Return sums and counts; without ``counts`` means of one example each, which do not say how many there are.
+
+    Left out is a sum that is not finite, which would cost all other results of the node.
+    """
+    finite = {name: (s, n) for name, (s, n) in sums.items() if abs(s) <= MOST_VALUE}
+    return {name: [s, n] if counts else [s / n, 1] for name, (s, n) in finite.items()}
 
 
 def to_send(results: Mapping[str, Validated], counts: bool) -> dict[str, Any]:
-    """Return results as plain values, without sums that are not finite; without ``counts`` each client counts as one row."""
+    """Return results as plain values; without ``counts`` each client counts as one row."""
     return {
         name: {
-            # One that diverges would cost the other results of the node.
-            "validation": as_sent({k: v for k, v in each.sums.items() if abs(v[0]) <= MOST_VALUE}, counts),
+            "validation": as_sent(each.sums, counts),
             "tally": None if each.tally is None else asdict(each.tally) | ({} if counts else {"examples": 1}),
         }
         for name, each in results.items()
