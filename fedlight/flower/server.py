@@ -78,7 +78,7 @@ def serve(
     }
     run = secrets.token_hex(8)  # a run that goes on takes its old name from the checkpoint
     nodes = Nodes(transport, run, asks, versions(), deadline_seconds, bounds=bounds or Bounds())
-    loop.connect(nodes, secure, judge_of(parts, trainer))
+    loop.connect(nodes, secure, judge_of(parts, trainer), trainer.check_val_every_n_epoch or 1)
     data = ServerData(loop, parts.datamodule)
     if not data.validates:
         rank_zero_info(
@@ -92,6 +92,8 @@ def serve(
             )
         )
         refuse_unknown_monitors(parts.callbacks)
+        # Callbacks would save, or stop the run, after the validation of every n-th round, which Lightning never makes.
+        trainer.check_val_every_n_epoch = 1
     folder = Path(trainer.default_root_dir)
     with ExitStack() as stack:
         stack.enter_context(alone_in(folder, "trainer.default_root_dir"))

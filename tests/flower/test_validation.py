@@ -59,6 +59,7 @@ def test_the_numbers_are_the_emulators(tmp_path, kind, selectors, every):
     deployed, loop = deploy(name, tmp_path / "server", there)
     assert not loop.nodes.refused
     assert len(there.of("validate")) == 2 * (3 // every)
+    assert len([*(tmp_path / "server/checkpoints").iterdir()]) == 3  # as often as without a validation
     assert rows(tmp_path / "server") == rows(tmp_path / "emulated")
     assert len(rows(tmp_path / "server")) == 4 * (3 // every)
     expected, logged = module.trainer.callback_metrics, deployed.trainer.callback_metrics

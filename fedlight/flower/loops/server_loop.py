@@ -104,13 +104,15 @@ class ServerLoop(FederatedLoop):
 
     planner_type, run_type, deployed = ServerPlanner, ServerRun, True
 
-    def connect(self, nodes: Nodes, secure: bool = False, judge: ClientAccuracy | None = None) -> None:
+    def connect(
+        self, nodes: Nodes, secure: bool = False, judge: ClientAccuracy | None = None, every: int = 1
+    ) -> None:
         """Take the nodes.
 
         With ``secure`` the nodes mask their replies, and the server learns the sum alone. With a ``judge`` they
-        validate the global model on their own rows, and it gets their results.
+        validate the global model on their own rows, once in ``every`` rounds, and it gets their results.
         """
-        self.nodes, self._secure, self.judge = nodes, secure, judge
+        self.nodes, self._secure, self.judge, self._every = nodes, secure, judge, every
         self.secret_seed = secrets.randbits(128)
         self.last: dict[str, int] = {}
         self.outlines: dict[str, Memory] = {}
@@ -276,8 +278,7 @@ class ServerLoop(FederatedLoop):
         super()._finish_round(trainer, module, under_way)
         if buffered is not None:
             self.virtual_seconds = buffered.round_end_seconds
-        every = trainer.check_val_every_n_epoch or 1
-        if self.judge is not None and (trainer.current_epoch + 1) % every == 0:
+        if self.judge is not None and (trainer.current_epoch + 1) % self._every == 0:
             self._validate(trainer, module, self.judge)
 
     def _visit(self, under_way: OpenRound) -> tuple[dict[str, Sent], dict[str, Arrived | str]]:
