@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from changed_messages import changed, with_header, with_payload
+from changed_messages import after_visits, changed, with_header, with_payload
 from judges import MARGINS, Grouping, Judge, Margins
 from nodes_here import ALL_KINDS, Here, Kind, MadeParts, deploy, emulate, make_node, two_nodes
 from tastes import Adapters, Tastes
@@ -264,9 +264,11 @@ def test_that_nodes_validate_nothing_beside_the_servers_rows_is_said(tmp_path, k
     assert "nodes validate nothing: data.split.val_source has rows of the server" in caplog.text
 
 
-def masked_run(tmp_path, change=lambda message: message.answer):
-    nodes = {n: make_node("judged", tmp_path / f"node{n}", (n, 3), secure=True) for n in range(3)}
+def masked_run(tmp_path, change=lambda message: message.answer, number=3, prepare=lambda there: None):
+    numbers = range(number)
+    nodes = {n: make_node("judged", tmp_path / f"node{n}", (n, number), secure=True) for n in numbers}
     there = Here(nodes, change)
+    prepare(there)
     module, loop = deploy("judged", tmp_path / "server", there, 2, secure=True)
     return module.trainer.callback_metrics, loop, there
 
@@ -306,6 +308,27 @@ def test_where_masked_results_can_have_no_sum_that_is_said_once(tmp_path, kind, 
     assert len(there.of("validate")) == 3
     assert caplog.text.count("1 of 3 nodes have validation rows, too few for a sum") == 1
     assert "val/client_mean" not in logged
+
+
+class OfThreeNodes(Margins):
+    def setup(self, stage):
+        super().setup(stage)
+        self.val_client_indices = {name: self.client_indices[name] for name in "abc"}
+
+
+def test_a_node_that_is_away_for_one_masked_validation_ends_no_later_one(tmp_path, kind):
+    kind(algorithm=FedAvg, data=OfThreeNodes, loop={"clients_per_round": 4})
+
+    def prepare(there):
+        def leave():
+            gone = there.homes.pop(0)
+            there.before = lambda: len(there.of("validate")) < 3 or there.homes.setdefault(0, gone)
+
+        after_visits(there, 4, leave)
+
+    logged, _, there = masked_run(tmp_path, number=4, prepare=prepare)
+    assert [one.node for one in there.of("validate")] == [1, 2, 3, 0, 1, 2, 3]
+    assert 0 < logged["val/client_mean"] < 1
 
 
 @pytest.mark.parametrize(
