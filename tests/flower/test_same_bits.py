@@ -15,6 +15,7 @@ REFUSED = {
     "average_buffers": "parts=AveragedBuffers",
     "local_buffers": "parts=LocalBuffers",
     "early_stopping": "val/loss",
+    "plateau": "which ReduceLROnPlateau does not",
 }
 REFUSED |= dict.fromkeys(("hetlora", "flexlora", "forward_ranks"), "algorithm.ranks")
 REFUSED |= dict.fromkeys(("schedules", "restarted_schedules"), "within a round")

@@ -76,6 +76,15 @@ class Paced(Regression):
         return left * super().training_step(batch, batch_idx)
 
 
+class Plateau(Regression):
+    """A schedule that begins with an infinite loss."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "fed/loss"}}
+
+
 class Frozen(Regression):
     """A frozen layer that the optimizer holds, so it is sent."""
 
@@ -187,6 +196,7 @@ MORE_KINDS = {
         {"clients_per_round": 10, "channel": Wire(up=[TopK(0.3), Quantize("fp16")])}
     ),
     "frozen_fp16": lambda root: Kind({"channel": Wire(down=Quantize("fp16"))}, Frozen),
+    "plateau": lambda root: Kind(model=Plateau),
     "paced": lambda root: Kind(model=Paced),
     "all_fedprox": lambda root: Kind({"algorithm": FedProx(0.5, "normalized"), "clients_per_round": 10}),
     "all_uniform": lambda root: Kind({"algorithm": FedAvg("uniform"), "clients_per_round": 10}),

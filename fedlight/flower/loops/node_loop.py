@@ -311,9 +311,9 @@ def _is_alike(given: Any, here: Any) -> bool:
 def _plain(value: Any) -> Any:
     """Return a value as JSON carries it; raise ValueError for one that it cannot."""
     try:
-        return json.loads(json.dumps(value))
-    except TypeError as error:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"a setting of the optimizers or schedules is not sent to nodes ({error}): take plain numbers, such as "
-            "capturable=false, and a schedule that keeps numbers alone"
+            "capturable=false, and a schedule that keeps finite numbers alone, which ReduceLROnPlateau does not"
         ) from error
