@@ -11,7 +11,7 @@ from unittest import mock
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, GradientAccumulationScheduler, ModelCheckpoint
 from memories import loop_with
 from nested import nested
 from plain_lightning import Numbers, Regression
@@ -83,6 +83,22 @@ class Plateau(Regression):
         optimizer = super().configure_optimizers()
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "fed/loss"}}
+
+
+class Thawing(BaseFinetuning):
+    """A layer that joins the optimizer in the first round."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 0:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.02)
+
+
+class OfTrained(Regression):
+    def configure_optimizers(self):
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.05)
 
 
 class Frozen(Regression):
@@ -197,6 +213,10 @@ MORE_KINDS = {
     ),
     "frozen_fp16": lambda root: Kind({"channel": Wire(down=Quantize("fp16"))}, Frozen),
     "plateau": lambda root: Kind(model=Plateau),
+    "thawing": lambda root: Kind(model=OfTrained, callbacks=lambda: [Thawing()]),
+    "accumulation_by_round": lambda root: Kind(
+        callbacks=lambda: [GradientAccumulationScheduler({0: 1, 1: 2})]
+    ),
     "paced": lambda root: Kind(model=Paced),
     "all_fedprox": lambda root: Kind({"algorithm": FedProx(0.5, "normalized"), "clients_per_round": 10}),
     "all_uniform": lambda root: Kind({"algorithm": FedAvg("uniform"), "clients_per_round": 10}),

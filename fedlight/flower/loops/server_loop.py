@@ -142,9 +142,6 @@ class ServerLoop(FederatedLoop):
         refuse_loss_scale(trainer.precision)
         self.nodes.compare_bases(base_digest(trainer, pl_module))
         self._limits.say_what_is_not_limited(self.algorithm, self._secure)
-        assert isinstance(trainer.datamodule, ServerData)  # type: ignore[attr-defined]
-        # A schedule without visits has the batches of one optimizer step.
-        trainer.datamodule.accumulation = trainer.accumulate_grad_batches  # type: ignore[attr-defined]
         super().on_fit_start(trainer, pl_module)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
@@ -157,6 +154,9 @@ class ServerLoop(FederatedLoop):
             self._meet_clients(trainer)  # the new planner does not know which round is prepared
             self._rounds.planned = ready
             plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
+        assert isinstance(self._data, ServerData)
+        # A schedule without visits has the batches of one optimizer step.
+        self._data.accumulation = self._rounds.accumulation(self.rounds_done)
         super()._plan_round(trainer)
         if self.arrivals is not None:
             self._rounds.cohort = [*self.clients.values()]  # any may arrive
@@ -168,6 +168,11 @@ class ServerLoop(FederatedLoop):
             self._read_parameters(trainer, module)
             self.arrivals.collect(read(self._parameters))
         super()._take_in(trainer, module, before)
+        if others := sorted(self._parameters.keys() ^ self._global.keys()):
+            raise ValueError(
+                f"{others[0]} and {len(others) - 1} others joined or left the optimizer after the start, which nodes cannot "
+                "follow: let the optimizer hold from the start whatever will be trained"
+            )
 
     def believe(self, claimed: Mapping[str, int]) -> dict[str, int]:
         """Return with how many examples clients count that claim so many."""
