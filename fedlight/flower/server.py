@@ -8,6 +8,7 @@ from pathlib import Path
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
+from fedlight.callbacks.loop.guard import refuse_cut_rounds
 from fedlight.federation.algorithms.assignments import KnownGroups
 from fedlight.flower.loops.server_data import ServerData, without_hooks
 from fedlight.flower.loops.server_loop import ServerLoop
@@ -70,6 +71,7 @@ def serve(
     parts.say_left_out("server", "which need the clients' rows or models")
     loop = ServerLoop(**(settings | {"clients_at_once": 1}))  # it is the nodes'
     trainer = parts.new_trainer([loop])
+    refuse_cut_rounds(trainer, 0)  # nodes refuse the same, for which a start would wait
     algorithm = settings["algorithm"]
     asks = {
         "num_rounds": trainer.max_epochs,

@@ -15,6 +15,7 @@ REFUSED = {
     "average_buffers": "parts=AveragedBuffers",
     "local_buffers": "parts=LocalBuffers",
     "early_stopping": "val/loss",
+    "cut": "max_steps=5 would cut a round",
     "thawing": "net.0.bias and 1 others joined or left the optimizer",
     "plateau": "which ReduceLROnPlateau does not",
 }

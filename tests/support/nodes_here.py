@@ -213,6 +213,7 @@ MORE_KINDS = {
     ),
     "frozen_fp16": lambda root: Kind({"channel": Wire(down=Quantize("fp16"))}, Frozen),
     "plateau": lambda root: Kind(model=Plateau),
+    "cut": lambda root: Kind(settings={"max_steps": 5}),
     "thawing": lambda root: Kind(model=OfTrained, callbacks=lambda: [Thawing()]),
     "accumulation_by_round": lambda root: Kind(
         callbacks=lambda: [GradientAccumulationScheduler({0: 1, 1: 2})]
