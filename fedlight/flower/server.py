@@ -71,7 +71,6 @@ def serve(
     parts.say_left_out("server", "which need the clients' rows or models")
     loop = ServerLoop(**(settings | {"clients_at_once": 1}))  # it is the nodes'
     trainer = parts.new_trainer([loop])
-    refuse_cut_rounds(trainer, 0)  # nodes refuse the same, for which a start would wait
     algorithm = settings["algorithm"]
     asks = {
         "num_rounds": trainer.max_epochs,
@@ -81,6 +80,7 @@ def serve(
     run = secrets.token_hex(8)  # a run that goes on takes its old name from the checkpoint
     nodes = Nodes(transport, run, asks, versions(), deadline_seconds, bounds=bounds or Bounds())
     loop.connect(nodes, secure, judge_of(parts, trainer), trainer.check_val_every_n_epoch or 1)
+    refuse_cut_rounds(trainer, 0)  # nodes refuse the same, for which a start would wait
     data = ServerData(loop, parts.datamodule)
     if not data.validates:
         rank_zero_info(
