@@ -178,7 +178,7 @@ class WeightedSum(Aggregation):
                 divisors[name] += number
         for name, value in total.items():
             scale = self.scale[name] if isinstance(self.scale, Mapping) else self.scale
-            value.mul_(scale / (1.0 if self.divide_by == "one" else float(divisors[name])))
+            value.mul_(scale / (1.0 if self.divide_by == "one" else float(divisors[name]) or 1.0))
         self._divisors.clear()
         return total
 

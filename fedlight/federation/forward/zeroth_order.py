@@ -79,6 +79,8 @@ class ZerothOrder(Checked):
         if not 0 <= weight_decay < infinite:
             raise ValueError(f"weight_decay={weight_decay} must be at least 0")
         check_range("forward_weight", forward_weight, 0, 1)
+        if not (forward_weight or only_where_needed):
+            raise ValueError(f"forward_weight={forward_weight} must be above 0, or no client counts")
         self.only_where_needed = only_where_needed
         self.train: Literal["forward", "auto"] = "auto" if only_where_needed else "forward"
         self.eps, self.perturbations, self.lr_scale = eps, perturbations, lr_scale
