@@ -2,9 +2,8 @@
 
 `part` is their base class, `order` makes those of a run, in the order that counts. `optimizers` gives each visit a fresh
 start, `buffers` decides about running statistics and the like, `limits` bounds the effect of one client on a round,
-`buffered` has buffered rounds, `dpsgd` protects single examples, `privacy_account` counts epsilon, `product_error` and
-`core_watch` measure, and `malicious` makes clients lie. Groups, forward-only visits and several processes have separate
-folders.
+`buffered` has buffered rounds, `dpsgd` protects single examples, `privacy_account` counts epsilon, `product_error` measures,
+and `malicious` makes clients lie. Groups, forward-only visits and several processes have separate folders.
 """
 
 from fedlight.support.lazy import room_names

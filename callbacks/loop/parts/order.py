@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import lightning as L
-import torch
 
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.optimizers import LossScale, StepSchedules, scaler_of
@@ -101,10 +100,6 @@ def parts_in_order(loop: Any, trainer: L.Trainer, team: Team) -> Iterator[Part]:
     yield loop._limits
     if loop.privacy is not None:
         yield loop.privacy
-    if torch.get_num_threads() > 1:  # a single thread waits for no other at the end of an operator
-        from fedlight.callbacks.loop.parts.core_watch import CoreWatch
-
-        yield CoreWatch()
     if team.per_client > 1:
         from fedlight.callbacks.loop.ranks.split_steps import SplitSteps
 

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from fedlight.callbacks.loop.forward.refusals import OF_MODULES
 from fedlight.callbacks.loop.groups.refusals import hooks_of_users
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
-from fedlight.callbacks.loop.parts.core_watch import CoreWatch
 from fedlight.callbacks.loop.parts.limits import LimitedRounds, norm_of
 from fedlight.callbacks.loop.parts.optimizers import FreshOptimizers, StepSchedules
 from fedlight.callbacks.loop.parts.part import Part
@@ -34,7 +33,7 @@ from fedlight.federation.client import Diverged, Identity, serialized_bytes
 from fedlight.processes.seat import add_up, is_split
 from fedlight.support.torch_parts import replaced
 
-WORKS_ON_PARTS = (FreshOptimizers, StepSchedules, BufferPolicy, LimitedRounds, CoreWatch, SplitSteps, Ranks)
+WORKS_ON_PARTS = (FreshOptimizers, StepSchedules, BufferPolicy, LimitedRounds, SplitSteps, Ranks)
 IN_STEPS = (*OF_MODULES, "optimizer_step", "optimizer_zero_grad", "on_before_zero_grad")
 """Hooks of modules and callbacks that may read or clear gradients, which split weights themselves do not have."""
 
