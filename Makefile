@@ -12,7 +12,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup one-by-one demo demo-real test test-all superlink oldcpu check docs coverage bench reproduce golden figures
+.PHONY: help setup demo demo-real test test-all superlink oldcpu check docs coverage bench reproduce golden figures
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 10
@@ -70,7 +70,7 @@ reproduce: $(VENV)/.dev  ## reruns all published figures that fit into half an h
 golden: $(VENV)/.dev  ## small runs of every kind: which end with other weights or visits than before, and by how much
 	@OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tests/support/golden_weights.py
 
-figures: $(VENV)/.dev  ## the same with those that take a minute and a half together
+figures: $(VENV)/.dev  ## the same with those that take a minute together
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reproduce.py check
 
 $(BIN)/python:

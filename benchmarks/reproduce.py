@@ -1,7 +1,7 @@
 """The published numbers: rerun, recorded, written into the pages. ``docs/results.toml`` lists them.
 
 * without a command: reruns all measurements that fit into half an hour, and compares (``make reproduce``);
-* ``check``: the subset of at most a minute and a half that CI reruns;
+* ``check``: the subset of at most a minute that CI reruns;
 * ``record NAME``: runs a measurement and writes ``docs/results/NAME.json``; ``--from`` takes the rows of a finished run;
 * ``render``: writes the tables of the pages from the records.
 

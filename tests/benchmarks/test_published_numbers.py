@@ -17,7 +17,7 @@ from published.tables import BLOCK, PAGES, RESULTS, figures, rendered, said, tab
 pytestmark = pytest.mark.slow  # reads every page for every number
 
 MEASUREMENTS = sorted(load().measurements)
-CHECK_SECONDS, REPRODUCE_SECONDS = 90, 1700  # by the clock; two measurements at once
+CHECK_SECONDS, REPRODUCE_SECONDS = 60, 1700  # by the clock; two measurements at once
 REMEDY = "write it with: python benchmarks/reproduce.py render"
 
 
