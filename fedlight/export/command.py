@@ -46,7 +46,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> None:
     """Write the folder, push it if asked to, and print where it is."""
-    options = make_parser().parse_args(argv)
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    for name, form in (("dtype", "merged"), ("converter", "gguf"), ("outtype", "gguf")):
+        if options.format != form and getattr(options, name) != parser.get_default(name):
+            parser.error(f"--{name} is for --format {form}")
+    if options.public and not options.push:
+        parser.error("--public is for --push")
     from fedlight.export import hub
     from fedlight.export.opened import open_run  # late: it loads torch, which --help need not
     from fedlight.export.write import check, export

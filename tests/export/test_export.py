@@ -193,6 +193,12 @@ def test_what_cannot_be_exported_is_refused_with_its_remedy(export, tmp_path, mo
     for push in ((), ("--push", "me/model")):
         assert "there is no such file" in refused(export("gguf", "--converter", "none.py", *push))
     assert refused(fedlight("export", str(tmp_path / "empty")))
+    for form, option, of in (
+        ("adapter", "--dtype=bf16", "--format merged"),
+        ("merged", "--outtype=f32", "--format gguf"),
+        ("adapter", "--public", "--push"),
+    ):
+        assert f"{option.partition('=')[0]} is for {of}" in refused(export(form, option))
     assert not (tmp_path / "out").exists()
 
 
