@@ -1,15 +1,21 @@
-"""Folder of a Flower app: pyproject.toml, the config, README.md and .gitignore; Flower itself need not be installed."""
+"""Folder of a Flower app: pyproject.toml, the config, README.md and .gitignore; Flower itself need not be installed.
+
+Templates of the texts are in ``app_files``.
+"""
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import yaml
 
-from fedlight.cli.app_texts import pyproject, readme, text_of
+from fedlight.flower.messages import Bounds
 from fedlight.flower.parts import Parts, clients_needed, kept_by_node, kept_by_server, refuse_undeployable
+from fedlight.flower.settings import OF_APP
 from fedlight.lightning_cli.cli import find_config
 from fedlight.lightning_cli.config_files import layers
 from fedlight.recipes.overlay import as_yaml
@@ -18,6 +24,17 @@ from fedlight.runs.contents import texts_in
 from fedlight.support.checks import read_yaml
 from fedlight.support.files import write_whole
 
+FILES = Path(__file__).parent / "app_files"
+DEFAULTS: dict[str, str | int | bool] = {
+    "set": "",
+    "min-clients": 0,
+    "deadline-seconds": 0,
+    "wait-seconds": 600,
+    "max-clients": Bounds.clients,
+    "max-metrics": Bounds.metrics,
+    "max-header-mib": Bounds.header_mib,
+    "secure-aggregation": False,
+}
 YAML = (".yaml", ".yml")
 LONGEST_NAME = 32  # most characters of an app's name that Flower takes
 
@@ -142,3 +159,26 @@ def _relative_paths(values: Any) -> Iterator[str]:
         path = len(text) < 300 and "\n" not in text and ("/" in text or "." in text)
         if path and not Path(text).is_absolute() and Path(text).exists():
             yield text
+
+
+def text_of(file: str) -> str:
+    """Return the text of a file in ``app_files``."""
+    return (FILES / file).read_text(encoding="utf-8")
+
+
+def pyproject(name: str, config: str, settings: Sequence[str]) -> str:
+    """Return the pyproject.toml of an app."""
+    values = {"config": config, **DEFAULTS, "set": shlex.join(settings)}  # both ends split it by shlex
+    texts = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
+    lines = [f"# {OF_APP[key]}\n{key} = {text}" for key, text in texts.items()]
+    return Template(text_of("pyproject.template")).substitute(
+        name=name, config=config, settings="\n".join(lines)
+    )
+
+
+def readme(name: str, config: str, folder: Path, clients: int, notes: Sequence[str]) -> str:
+    """Return the README.md of an app, with the fewest clients for a start, and notes on callbacks and paths."""
+    listed = "".join(f"\n* {note[:1].upper()}{note[1:]}." for note in notes) + "\n" * bool(notes)
+    return Template(text_of("README.template")).substitute(
+        name=name, config=config, folder=folder, clients=clients, notes=listed
+    )
