@@ -34,6 +34,8 @@ SMALL_BYTES = 2**14
 """Of a message that a process sends to each of the others at once; larger ones go from process to process, one by one."""
 FAILED = "fedlight/failed"
 """Key of the store with the process that has failed first, and its error."""
+FOLLOWS = "fedlight/follows"
+"""Beginning of the keys of processes that end because another one is gone, and are gone too."""
 
 
 class Others:
@@ -137,7 +139,10 @@ class Others:
 
     def explain(self, error: RuntimeError) -> str:
         """Return which process is gone, by torch's error; this one fails too, and says no more."""
-        self.has_failed = True  # the store may be gone, or silent as process 0 is
+        self.has_failed = True
+        if self.rank > 0:
+            with suppress(RuntimeError):  # the store is gone with process 0
+                self._store.set(f"{FOLLOWS}{self.rank}", "")  # waits for no answer: process 0 may be silent
         return f"{self._who(error)}, so process {self.rank} ends too: start again from the newest checkpoint"
 
     def _who(self, error: RuntimeError) -> str:
@@ -153,16 +158,17 @@ class Others:
         named = re.search(r"Rank (\d+) failed to pass", str(error))
         if is_late:
             return f"{f'process {named[1]}' if named else 'another process'} {late}"
-        # Those that end because another one is gone are gone too.
-        missing = [int(named[1])] if named else [*filter(self._is_gone, range(1, self.size))]
+        # Its error may be on its way, and so may the end of its connections.
         deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline:  # its error may be on its way
+        while time.monotonic() < deadline:
             if self._store.check([FAILED]):
                 return str(self._store.get(FAILED).decode())
             time.sleep(0.05)
-        if len(missing) != 1:
-            return f"another process is gone ({first_line(error)})"
-        return f"process {missing[0]} is gone"
+        gone = [other for other in range(1, self.size) if self._is_gone(other)]
+        first = [other for other in gone if not self._store.check([f"{FOLLOWS}{other}"])]
+        if len(first) == 1:
+            return f"process {first[0]} is gone"
+        return f"process {named[1]} is gone" if named else f"another process is gone ({first_line(error)})"
 
     def _is_gone(self, other: int) -> bool:
         """Return whether the connection to another process is closed, by beginning to send a number that is never read."""

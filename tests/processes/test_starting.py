@@ -129,7 +129,7 @@ def test_where_gloo_names_none_that_is_stopped_no_other_is_accused(tmp_path, mon
         assert last in [f"ConnectionError: {who.format(how)}{ends}" for how in late]
 
 
-def test_of_several_that_end_the_one_that_ended_first_is_not_guessed(tmp_path, monkeypatch):
+def test_of_several_that_end_the_one_that_ended_first_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(joining, "GRACE_SECONDS", 0.5)
 
     def work(own):
@@ -140,7 +140,7 @@ def test_of_several_that_end_the_one_that_ended_first_is_not_guessed(tmp_path, m
 
     codes = wait_for(start_ranks(4, work, tmp_path), 30)
     assert codes == [1, 1, -signal.SIGKILL, 1]
-    assert log_of(tmp_path, 0).splitlines()[-1].startswith("ConnectionError: another process is gone (")
+    assert log_of(tmp_path, 0).splitlines()[-1].startswith("ConnectionError: process 2 is gone, so")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
