@@ -77,7 +77,7 @@ class CostMeter:
     Attributes:
         module: counted module: the skeleton, or the module itself; with ``lora_rank`` a copy without weights.
         checkpoints: whether activations can be recomputed instead of kept.
-        together: fewest examples that can be computed at a time, of which a batch is made.
+        together: number of neighbours in a batch that are always computed together, 1 for most modules.
 
     Raises:
         ValueError: the module has no skeleton, and there is no ``example_batch``, or its step optimizes itself.

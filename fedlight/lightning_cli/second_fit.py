@@ -103,7 +103,7 @@ class FitFolder:
     def begin(self, starts_over: bool, given: str | None) -> None:
         """Write the settings, before the first work, and which checkpoints and tables are of an earlier run.
 
-        Where it starts over, all of them are, but for one checkpoint that the user has ``given``, and then the tables.
+        Where it starts over, all of them are. Where the user has ``given`` a checkpoint, that one and the tables are not.
         """
         starts_over |= self._starts_over
         if self.made.file.is_file() and not starts_over and not (given and self.made.differences()):

@@ -264,7 +264,7 @@ class ServerLoop(FederatedLoop):
         """Have nodes make the visits of the round, unless these have arrived; then the server steps."""
         buffered = self.arrivals
         sent, outcomes = self._visit(under_way) if buffered is None else (buffered.sent, buffered.outcomes)
-        # Rows of those that were away, or dropped, as the round was planned.
+        # Rows of clients that were away or dropped while the round was planned.
         without_visits = len(self.visit_records)
         for name, arrived in outcomes.items():
             columns = {} if buffered is None else buffered.columns(name)
