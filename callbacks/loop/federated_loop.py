@@ -166,14 +166,9 @@ class FederatedLoop(LoopView):
         if stage != "fit":
             return
         self._round = None
-        guard.refuse_cut_rounds(trainer, self.rounds_done)
-        guard.refuse_own_iteration(pl_module)
         if current_team().rank > 0 and not isinstance(self.memory, FollowingMemories):
             self.memory = FollowingMemories(self.memory.folder, self.memory.limit_mib)
-        self._data = federated_data(trainer)
-        self._parts = [*parts_in_order(self, trainer, current_team())]
-        run = self._run = self.run_type(trainer, pl_module, self)
-        run.call(Part.check)
+        self.check_run(trainer, pl_module)
         self.memory.open(str(Path(trainer.default_root_dir) / "clients"))
         follow_what_is_saved(trainer, self.memory, self.state_key)
         guard.refuse_other_data(trainer, isinstance(self._data, OpensLater))
@@ -184,7 +179,16 @@ class FederatedLoop(LoopView):
             self._data.when_open(partial(self._meet_clients, trainer))
         else:
             self._meet_clients(trainer)
-            run.check_settings(self.algorithm)
+            self._run.check_settings(self.algorithm)
+
+    def check_run(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Raise ValueError for a trainer, module or datamodule that do not suit the settings; nothing is read for it."""
+        guard.refuse_cut_rounds(trainer, self.rounds_done)
+        guard.refuse_own_iteration(module)
+        self._data = federated_data(trainer)
+        self._parts = [*parts_in_order(self, trainer, current_team())]
+        self._run = self.run_type(trainer, module, self)
+        self._run.call(Part.check)
 
     def _meet_clients(self, trainer: L.Trainer) -> None:
         clients = build_clients(self._data.client_sizes())

@@ -26,6 +26,7 @@ from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
+from fedlight.federation.protocols import FederatedData
 from fedlight.lightning_cli.class_changes import DROPPED, arguments_go_with_their_class
 from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, last_part, whole_path
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
@@ -158,16 +159,18 @@ def find_by_name() -> None:
 class FedlightCLI(LightningCLI):
     """LightningCLI for any LightningModule and LightningDataModule, federated if ``federated:`` is given.
 
-    With ``resumes`` ``fit`` looks for a run in its folder first, see `fedlight.lightning_cli.second_fit`.
+    With ``resumes`` ``fit`` looks for a run in its folder first, see `fedlight.lightning_cli.second_fit`. ``parsed`` are the
+    settings that `ReadSettings` has parsed of the same arguments.
     """
 
-    def __init__(self, args: list[str], resumes: bool = False) -> None:
+    def __init__(self, args: list[str], resumes: bool = False, parsed: Namespace | None = None) -> None:
         # Lightning's own call of a function that torch is about to rename.
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated")
         find_by_name()
         integers_before_fractions()
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         self.command, self.given, self._resumes = args[0], args, resumes
+        self._parsed, self._starts_over = parsed, False
         super().__init__(
             L.LightningModule,
             L.LightningDataModule,
@@ -199,6 +202,9 @@ class FedlightCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse ``args`` alone; Lightning's own method warns that the process has arguments as well."""
+        if self._parsed is not None:
+            self.config = self._parsed.clone()
+            return
         self.config = parser.parse_args(args)
         drop_callbacks(self.config[self.command])
         share_settings(self.config[self.command])
@@ -253,11 +259,14 @@ class FedlightCLI(LightningCLI):
         with full_keys(self.config[self.command].as_dict()):
             self._check_and_run(subcommand)
 
-    def _check_and_run(self, subcommand: str) -> None:
-        if subcommand == "fit":
+    def _let_callbacks_check(self) -> None:
+        if self.command == "fit":
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, ChecksSettings):
                     callback.check_settings(self.model, self.datamodule)
+
+    def _check_and_run(self, subcommand: str) -> None:
+        self._let_callbacks_check()
         folder = Path(self.trainer.default_root_dir)
         # Of a command with a folder for its results, the process that writes there.
         writes = self._names_folder() and self.trainer.is_global_zero
@@ -328,13 +337,32 @@ class ReadSettings(FedlightCLI):
     def _run_subcommand(self, subcommand: str) -> None: ...
 
 
-def lightning_cli(argv: list[str], resumes: bool = False) -> FedlightCLI:
+class CheckSettings(FedlightCLI):
+    """Objects of a command, which refuse wrong settings when made; nothing is read, loaded or trained.
+
+    Raises:
+        FileNotFoundError: a file does not exist, possibly one of an earlier stage.
+        ValueError: a setting is wrong, or settings do not suit each other.
+    """
+
+    def _set_seed(self) -> None: ...
+
+    def _check_and_run(self, subcommand: str) -> None:
+        self._let_callbacks_check()
+        loop = find_callback(self.trainer, FederatedLoop)
+        if subcommand == "fit" and loop is not None and isinstance(self.datamodule, FederatedData):
+            setattr(self.trainer, "datamodule", self.datamodule)  # noqa: B010 - as `fit` does
+            loop.check_run(self.trainer, self.model)
+
+
+def lightning_cli(argv: list[str], resumes: bool = False, parsed: Namespace | None = None) -> FedlightCLI:
     """Parse and run one Lightning command, as ``["fit", "--config", "fedbis.yaml"]``; return its objects.
 
     These are ``trainer``, ``model`` and ``datamodule``. With ``resumes`` ``fit`` goes on with the run in its folder, as on
-    the command line; a stage of a recipe has compared its settings already, and names the checkpoint itself.
+    the command line; a stage of a recipe has compared its settings already, and names the checkpoint itself. ``parsed`` are
+    the settings, where they are parsed already.
     """
-    return FedlightCLI([find_config(argument) for argument in argv], resumes)
+    return FedlightCLI([find_config(argument) for argument in argv], resumes, parsed)
 
 
 def _timers(trainer: L.Trainer) -> list[Timer]:

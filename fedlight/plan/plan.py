@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from jsonargparse import Namespace
-from lightning import LightningDataModule, LightningModule
+from lightning import LightningModule
 from torch import nn
 
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
@@ -171,21 +171,14 @@ def workload(
     return loop, work, settings
 
 
-def build(config: Any, parts: Sequence[str] = ("model", "federated")) -> tuple[Any, FederatedLoop]:
-    """Return the module, not loaded, and the loop, with its defaults if the config has no ``federated``.
-
-    With ``"data"`` among the parts, data are made as well; objects load nothing, and refuse wrong values.
-    """
+def build(config: Any) -> tuple[Any, FederatedLoop]:
+    """Return the module, not loaded, and the loop, with its defaults if the config has no ``federated``."""
     parser = OneLineParser(parser_mode="omegaconf+")
-    kinds: dict[str, Any] = {
-        "model": LightningModule,
-        "data": LightningDataModule,
-        "federated": FederatedLoop,
-    }
-    for part in parts:
-        parser.add_lightning_class_args(kinds[part], part, subclass_mode=True, required=part != "federated")
+    kinds: dict[str, Any] = {"model": LightningModule, "federated": FederatedLoop}
+    for part, kind in kinds.items():
+        parser.add_lightning_class_args(kind, part, subclass_mode=True, required=part == "model")
     # Parsed already, by the same types: a second time would take longer than the first.
-    made = parser.instantiate(Namespace({part: config.get(part) for part in parts}))
+    made = parser.instantiate(Namespace({part: config.get(part) for part in kinds}))
     return made["model"], made.get("federated") or FederatedLoop()
 
 

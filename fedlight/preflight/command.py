@@ -1,18 +1,10 @@
 """Parsing of every stage: does its config parse, and does its function take its arguments? Nothing is loaded for it."""
 
-import contextlib
-import io
-import os
-import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from fedlight.lightning_cli.class_names import class_of
-from fedlight.lightning_cli.cli import ReadSettings
 from fedlight.lightning_cli.full_keys import values_in
-from fedlight.plan.plan import build
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.recipes.stages import Stage
 
@@ -31,11 +23,12 @@ def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Findi
     parsed, wrong = [], []
     for stage in stages:
         try:
-            if stage.command == "call":
-                stage.call_arguments()  # refuses what does not fit
+            settings = stage.check()
+            if settings is None:
                 parsed.append(ParsedStage(stage, dict(stage.arguments)))
             else:
-                parsed.append(_parsed(stage))
+                plain = {key: value for key, value in settings.as_dict().items() if key != "config"}
+                parsed.append(ParsedStage(stage, plain, settings))
         except ValueError as error:
             parsed.append(ParsedStage(stage, {}))
             wrong.append(problem(f"stage {stage.name}", str(error)))
@@ -43,30 +36,6 @@ def parse_stages(stages: Sequence[Stage]) -> tuple[list[ParsedStage], list[Findi
     done = sum(stage.is_done for stage in stages)
     summary = f"{len(stages)} parse: {len(stages) - functions} commands, {functions} functions"
     return parsed, wrong or [ok("stages", summary + (f"; {done} are done already" if done else ""))]
-
-
-def _parsed(stage: Stage) -> ParsedStage:
-    messages = io.StringIO()
-    # One line of an error, even if the user asked for tracebacks.
-    wanted = os.environ.pop("FEDLIGHT_TRACEBACK", "")
-    quiet = contextlib.redirect_stderr(messages)
-    with TemporaryDirectory() as folder, warnings.catch_warnings(), quiet:
-        warnings.simplefilter("ignore")
-        try:
-            made = ReadSettings([stage.command, f"--config={stage.write_config(Path(folder))}"])
-        except SystemExit:  # the parser has printed the error
-            first = messages.getvalue().strip().splitlines()[:1] or ["the command line does not parse"]
-            raise ValueError(first[0].removeprefix("fedlight: ")) from None
-        finally:
-            os.environ.update({"FEDLIGHT_TRACEBACK": wanted} if wanted else {})
-        config = made.config[stage.command]
-        try:  # the classes of model, data and loop refuse wrong values when made; none loads anything before use
-            build(config, ("model", "data", "federated"))
-        except (FileNotFoundError, ValueError) as error:
-            if str(stage.folder.parent) not in str(error):  # an earlier stage will have written that file
-                raise ValueError(str(error)) from None
-    settings = {key: value for key, value in config.as_dict().items() if key != "config"}
-    return ParsedStage(stage, settings, config)
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:

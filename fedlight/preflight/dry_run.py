@@ -4,11 +4,8 @@ For the exit codes see `exit_code`. Mostly a check cannot be made because the hu
 """
 
 import importlib.util
-import logging
 import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from fedlight.preflight.reference import check_references
 from fedlight.preflight.rows import check_rows
 from fedlight.recipes import recipe as recipes
 from fedlight.recipes.followers import check_processes
+from fedlight.support.console import quiet
 from fedlight.support.needs import Memory, Model, Need, Package, RowSource, Server
 
 
@@ -44,19 +42,7 @@ def dry_run(
     return exit_code(findings)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out warnings and the log, which are for runs: the table has what matters here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(logging.NOTSET)
-
-
-@_quiet()
+@quiet()
 def check(
     recipe: recipes.Recipe, folder: Path, seeds: Sequence[int], processes: int | None = None
 ) -> list[Finding]:
@@ -98,7 +84,7 @@ def check(
 def foretell(file: Path) -> list[Finding]:
     """Return the needs of a config's run on this machine: memory and time; nothing for a model that is not here."""
     recipe = {"stages": {"fit": {"fit": str(file)}}}
-    with _quiet():
+    with quiet():
         parsed, _ = parse_stages(recipes.stages(recipe, Path("runs") / file.stem, 0))
         trained, _ = trainings(parsed, {})
     return check_memory(trained) + check_durations(parsed, trained)

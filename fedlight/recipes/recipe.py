@@ -227,6 +227,7 @@ def run(
         ):
             stack.enter_context(alone_in(folder, "--output"))
         _refuse_other_seeds(recipe, output, plan)
+        _check([stage for steps in (*plan.values(), together) for stage in steps if not stage.is_done])
         followers = None if processes is None else stack.enter_context(Followers(processes))
         for seed, steps in plan.items():
             for stage in steps:
@@ -246,6 +247,18 @@ def run(
     write_json(output / "results.json", sealed(results))
     show(results, output, finding(rows))
     return results
+
+
+def _check(wanted: Sequence[Stage]) -> None:
+    """Raise ValueError for wrong settings of any stage, which its turn would show after hours; seeds differ in paths."""
+    first: dict[str, Stage] = {}
+    for stage in wanted:
+        first.setdefault(stage.name, stage)
+    for stage in first.values():
+        try:
+            stage.check()
+        except ValueError as error:
+            raise ValueError(f"stage {stage.name}: {error}") from None
 
 
 def _refuse_other_seeds(recipe: Recipe, output: Path, plan: dict[int, list[Stage]]) -> None:

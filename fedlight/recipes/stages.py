@@ -9,13 +9,16 @@ Values never pass through a command line, where a text may be read as something 
 import hashlib
 import importlib
 import inspect
+import io
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from dataclasses import is_dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedlight.conf import path as conf_path
@@ -25,6 +28,7 @@ from fedlight.recipes.followers import Followers, for_processes, why_one_process
 from fedlight.recipes.overlay import as_yaml, is_class, laid_over, set_in, setting_order
 from fedlight.runs.contents import MadeWith, in_words, left_in, refuse_changed_results
 from fedlight.support.checks import read_yaml
+from fedlight.support.console import quiet
 from fedlight.support.files import (
     DONE,
     full_disk_named,
@@ -70,6 +74,7 @@ class Stage:
         self.command = commands[0]
         self.target: str = spec[self.command]
         self.arguments: dict[str, Any] = spec.get("with") or {}
+        self._parsed: Any = None
         if self.command == "call":
             self.function = _function(name, self.target)
         elif not _is_config(self.target):
@@ -233,6 +238,35 @@ class Stage:
         write_whole(file, as_yaml({**config, **resumed}))
         return file
 
+    def check(self) -> Any:
+        """Return the parsed settings of its Lightning command, None for a call; nothing is read, loaded or trained.
+
+        Raises:
+            ValueError: a setting is unknown, missing or wrong, or settings do not suit each other.
+        """
+        if self.command == "call":
+            self.call_arguments()
+            return None
+        from fedlight.lightning_cli.cli import CheckSettings, ReadSettings
+
+        messages = io.StringIO()
+        # One line of an error, even if the user asked for tracebacks.
+        wanted = os.environ.pop("FEDLIGHT_TRACEBACK", "")
+        with TemporaryDirectory() as folder, quiet(), redirect_stderr(messages):
+            arguments = [self.command, f"--config={self.write_config(Path(folder))}"]
+            try:
+                self._parsed = ReadSettings(arguments).config
+                CheckSettings(arguments, parsed=self._parsed)
+            except SystemExit:  # the parser has printed the error
+                first = messages.getvalue().strip().splitlines()[:1] or ["the command line does not parse"]
+                raise ValueError(first[0].removeprefix("fedlight: ")) from None
+            except (FileNotFoundError, ValueError) as error:
+                if str(self.folder.parent) not in str(error):  # an earlier stage will have written that file
+                    raise ValueError(str(error)) from None
+            finally:
+                os.environ.update({"FEDLIGHT_TRACEBACK": wanted} if wanted else {})
+        return self._parsed[self.command]
+
     def _lightning(self, followers: Followers | None) -> dict[str, Any]:
         from fedlight.lightning_cli.cli import lightning_cli
         from fedlight.support.checkpoint_files import newest_checkpoint
@@ -240,13 +274,15 @@ class Stage:
         written = self.folder.glob("checkpoints/*.ckpt") if self.command == "fit" else ()
         checkpoint = newest_checkpoint(written)
         if followers is None or followers.number == 1 or self.why_one_process() is not None:
-            file = self.write_config(self.folder, checkpoint)
+            file, parsed = self.write_config(self.folder, checkpoint), None if checkpoint else self._parsed
             shared: AbstractContextManager[None] = nullcontext()
         else:
+            parsed = None
             file = self.write_config(self.folder, checkpoint, followers.number)
             shared = followers.running(self.command, file)
         with shared:
-            metrics = lightning_cli([self.command, f"--config={file}"]).trainer.callback_metrics
+            cli = lightning_cli([self.command, f"--config={file}"], parsed=parsed)
+        metrics = cli.trainer.callback_metrics
         return {"metrics": {key: float(value) for key, value in metrics.items()}}  # tensors are no JSON
 
 

@@ -222,6 +222,19 @@ def silence_lightning() -> None:
             handler.addFilter(is_wanted)
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out warnings and the log, which are for runs, while settings are checked."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
 def wide_console(width: int = 200) -> "Console":
     """Return the console of the output; a file has no width, and ``width`` keeps a table from cutting its words."""
     from rich.console import Console

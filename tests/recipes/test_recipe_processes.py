@@ -12,6 +12,7 @@ from tiny_world import HELDOUT, PROMPTS, VOTES, fedlight, refused, table
 
 from fedlight.recipes import followers
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
+from fedlight.recipes.stages import Stage
 from fedlight.support.files import result_of
 
 pytestmark = pytest.mark.slow  # recipes in several processes
@@ -201,6 +202,7 @@ def test_what_the_first_process_refuses_is_said_once_and_ends_the_others(tmp_pat
     def prepare():
         code = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
         followers.STARTED = code
+        Stage.check = lambda stage: None  # it would refuse this before the other process is started
         ends = followers._Follower.end
 
         def end(self):

@@ -114,6 +114,27 @@ def test_a_failed_stage_is_done_again_and_the_ones_before_are_not(run_small, mon
     assert run_small.done == ["two"]
 
 
+DPSGD = {"class_path": "DPSGD", "init_args": {"clip_norm": 1.0, "noise_multiplier": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"trainer.overfit_batches": 0.5}, "trainer.overfit_batches=0.5 would cut a round"),
+        ({"model.lr": -1}, "lr=-1"),
+        ({"federated.parts": [DPSGD], "federated.clients_at_once": 2}, "set --federated.clients_at_once 1"),
+        ({"federated.local_stepz": 1}, "local_stepz"),
+    ],
+)
+def test_wrong_settings_of_a_later_stage_are_refused_before_the_first(wrong, message, run_small):
+    later = {"fit": "selector.yaml", "with": {"model.adapter": "${run}/one/adapter", **wrong}}
+    outcome = run_small({"seeds": [0, 1], "stages": {"one": call("one"), "two": later}})
+    assert outcome.code == 2
+    assert outcome.err.startswith("fedlight: stage two: ")
+    assert message in outcome.err
+    assert run_small.done == []
+
+
 @pytest.mark.parametrize("recipe", ["tldr", "fedbiscuit"])
 def test_an_even_number_of_selectors_that_would_vote_is_refused_before_any_stage(recipe, tmp_path):
     made = recipes.load(recipe)
