@@ -361,6 +361,7 @@ def test_a_run_that_the_clock_has_stopped_goes_on_with_the_whole_time(tiny_model
         clock.setattr(Timer, "_check_time_remaining", late_in_the_second_round)
         outcome = ran(*arguments)
     assert "stopped by trainer.max_time: the same command goes on" in outcome.err
+    assert ["round 1/2" in outcome.out, "round 2/2" in outcome.out] == [True, False]
     assert json.loads((tmp_path / "run/run.json").read_text())["commands"][-1]["epochs"] == 1
     outcome = ran(*arguments)
     assert ("goes on from" in outcome.err, "stopped by" in outcome.err) == (True, False)
