@@ -42,8 +42,6 @@ STEP_LOSSES = {"train/loss", "train_loss"}
 class VisitsClients(Protocol):
     """Federated loop with the visits under way."""
 
-    rounds_done: int
-
     @property
     def visits(self) -> list[Visit]:
         """Visits that are trained side by side, none outside of a group."""
@@ -157,7 +155,7 @@ class RoundProgress(Checked, ProgressBar):
         self._print_line(", ".join(said) + memory)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._loop is not None and self._loop.rounds_done == trainer.current_epoch:
+        if self._records is not None and self._records.rounds_done == trainer.current_epoch:
             return  # ``max_time`` has cut the round
         losses = [each.reshape(-1) for each in self._losses]
         shown = {"loss": torch.cat(losses).mean().item()} if losses else {}

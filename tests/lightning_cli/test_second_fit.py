@@ -363,6 +363,8 @@ def test_a_run_that_the_clock_has_stopped_goes_on_with_the_whole_time(tiny_model
     assert "stopped by trainer.max_time: the same command goes on" in outcome.err
     assert ["round 1/2" in outcome.out, "round 2/2" in outcome.out] == [True, False]
     assert json.loads((tmp_path / "run/run.json").read_text())["commands"][-1]["epochs"] == 1
+    visits = (tmp_path / "run/visits.csv").read_text().splitlines()[1:]
+    assert {line.partition(",")[0] for line in visits} == {"0"}
     outcome = ran(*arguments)
     assert ("goes on from" in outcome.err, "stopped by" in outcome.err) == (True, False)
     assert left_in(tmp_path / "run") == left_in(tmp_path / "whole")

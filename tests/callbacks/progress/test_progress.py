@@ -21,7 +21,6 @@ class VisitsEach(L.Callback):
 
     visits: tuple[Visit, ...] = ()
     device_name = ""
-    rounds_done = 100
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.visits = (Visit(f"c{batch_idx}", 1),)
