@@ -341,9 +341,14 @@ class CheckSettings(FedlightCLI):
     """Objects of a command, which refuse wrong settings when made; nothing is read, loaded or trained.
 
     Raises:
-        FileNotFoundError: a file does not exist, possibly one of an earlier stage.
+        OSError: a file cannot be read, possibly one of an earlier stage.
         ValueError: a setting is wrong, or settings do not suit each other.
     """
+
+    def instantiate_classes(self) -> None:
+        """Make the objects but for loggers, some of which begin a record of the run."""
+        self.config[self.command].trainer["logger"] = False
+        super().instantiate_classes()
 
     def _set_seed(self) -> None: ...
 

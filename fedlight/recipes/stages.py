@@ -260,7 +260,7 @@ class Stage:
             except SystemExit:  # the parser has printed the error
                 first = messages.getvalue().strip().splitlines()[:1] or ["the command line does not parse"]
                 raise ValueError(first[0].removeprefix("fedlight: ")) from None
-            except (FileNotFoundError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 if str(self.folder.parent) not in str(error):  # an earlier stage will have written that file
                     raise ValueError(str(error)) from None
             finally:
