@@ -32,6 +32,7 @@ from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, last_part,
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
 from fedlight.lightning_cli.given_once import share_settings
+from fedlight.lightning_cli.kept_metrics import KeptMetrics
 from fedlight.lightning_cli.parser_words import one_line, one_line_reference, refuse_no_settings
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
@@ -225,7 +226,9 @@ class FedlightCLI(LightningCLI):
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
         """Make the trainer; refuse wrong values before it starts other processes or a module reads anything."""
         try:
-            trainer = super()._instantiate_trainer(config, [c for c in callbacks if c is not None])
+            trainer = super()._instantiate_trainer(
+                config, [KeptMetrics(), *(c for c in callbacks if c is not None)]
+            )
         except (TypeError, ValueError, RuntimeError, MisconfigurationException) as error:
             names = ("accelerator", "devices", "strategy", "precision")
             named = {name: config[name] for name in names if config.get(name) not in (None, "auto")}

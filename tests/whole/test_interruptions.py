@@ -15,6 +15,7 @@ from fedlight import AdapterExport, FederatedLoop, RoundProgress, conf
 from fedlight.callbacks.export import PredictionWriter
 from fedlight.federation.client_state import ClientMemories
 from fedlight.recipes import stages
+from fedlight.support.files import result_of
 
 pytestmark = pytest.mark.slow  # whole runs, stopped at many moments
 
@@ -50,7 +51,10 @@ def what_counts(folder):
         for file in folder.rglob(pattern)
     }
     timeless = [{key: value for key, value in row.items() if key != "seconds"} for row in visits]
-    return {"results": {**results, "seconds": None, "digest": None}, "visits": timeless, **files}
+    stages_done = [file.parent for file in folder.glob("seed0/*/done.json")]
+    metrics = {stage.name: result_of(stage).get("metrics") for stage in stages_done}
+    results = {**results, "seconds": None, "digest": None}
+    return {"results": results, "metrics": metrics, "visits": timeless, **files}
 
 
 def second_epoch(callback, trainer, *args):
