@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from omegaconf.errors import OmegaConfBaseException
 
+from fedlight.callbacks.logs.kept_metrics import KeptMetrics
 from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
@@ -32,7 +33,6 @@ from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, last_part,
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
 from fedlight.lightning_cli.given_once import share_settings
-from fedlight.lightning_cli.kept_metrics import KeptMetrics
 from fedlight.lightning_cli.parser_words import one_line, one_line_reference, refuse_no_settings
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
