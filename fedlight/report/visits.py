@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.devices.outcomes import NO_PART
+from fedlight.devices.outcomes import NO_PART, took_part
 from fedlight.runs.rows import Rows
 from fedlight.support.words import number
 
-OUTCOMES = ("", *NO_PART)
-"""Why a client dropped out; the empty one took part."""
+OUTCOMES = ("", *NO_PART, "dropped")
+"""Why a client dropped out; the empty one took part, and the last is that of a deployment, which says more."""
 PARTS = ("base", "adapter", "gradient", "moment", "activation")
 """Of a visit's memory, as columns ``*_bytes``."""
 MOST_ROUNDS = 1_000_000
@@ -78,8 +78,10 @@ def visits_of(rows: Rows) -> Visits | None:
         raise ValueError(f"visits.csv names round {last:.0f}, and no run has that many: the file is damaged")
     client_names, clients = _codes([row.get("client", "") for row in whole])
     device_names, devices = _codes([row.get("device", "") for row in whole])
-    # A reason that is not listed counts as having taken part.
     place = {reason: index for index, reason in enumerate(OUTCOMES)}
+    reasons = [row.get("reason") or "" for row in whole]
+    # A client may have taken part although it was over a limit; every other reason that is not listed is a deployment's.
+    outcomes = [place.get(reason, 0 if took_part(reason) else place["dropped"]) for reason in reasons]
     return Visits(
         [*whole],
         np.array(rounds, dtype=np.int64),
@@ -87,7 +89,7 @@ def visits_of(rows: Rows) -> Visits | None:
         client_names,
         devices,
         [] if device_names == [""] else device_names,
-        np.array([place.get(row.get("reason", ""), 0) for row in whole], dtype=np.int64),
+        np.array(outcomes, dtype=np.int64),
     )
 
 

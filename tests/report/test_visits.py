@@ -15,25 +15,27 @@ ROWS = table(
     "0,b,tablet,late,0,30,20,5.0",
     "2,b,tablet,,40,6,20,9.5",
     "2,c,phone,absent,0,1,9,9.5",
+    "2,e,phone,clipped+large_share,5,1,9,9.5",
+    "2,f,phone,dropped: its node has failed,0,1,9,9.5",
     ",d,phone,,99,9,9,9.5",  # of no round
 )
 
 
 def test_a_client_with_two_visits_takes_part_once():
     visits = visits_of(ROWS)
-    took_part, late, absent = (OUTCOMES.index(outcome) for outcome in ("", "late", "absent"))
+    took_part, late, absent, dropped = map(OUTCOMES.index, ("", "late", "absent", "dropped"))
     counts = visits.participation()
     assert counts.shape == (len(OUTCOMES), 3)
-    assert counts[took_part].tolist() == [1, 0, 1]
+    assert counts[took_part].tolist() == [1, 0, 2]
     assert counts[late].tolist() == [1, 0, 0]
-    assert counts[absent].tolist() == [0, 0, 1]
-    assert counts.sum() == 4
+    assert counts[absent].tolist() == counts[dropped].tolist() == [0, 0, 1]
+    assert counts.sum() == 6
     assert visits.device_names == ["phone", "tablet"]
 
 
 def test_sums_of_rounds_and_the_clock_and_a_damaged_round():
     visits = visits_of(ROWS)
-    assert visits.per_round("bytes_up").tolist() == [30, 0, 40]
+    assert visits.per_round("bytes_up").tolist() == [30, 0, 45]
     assert visits.round_ends().tolist() == [5, 5, 9.5]  # the second round left no row
     assert visits.per_round("joules").tolist() == [0, 0, 0]
     with pytest.raises(ValueError, match=r"round 1000000000000, and no run has that many"):
