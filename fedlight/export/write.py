@@ -17,6 +17,7 @@ from fedlight.export.vote import SETTINGS
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedrep import FedRep
 from fedlight.federation.algorithms.local_only import LocalOnly
+from fedlight.federation.algorithms.lora.fedsa_lora import FedSALoRA
 from fedlight.modules.language.adapter_folders import copy_adapters
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.selector import SelectorModule, read_asked
@@ -91,9 +92,13 @@ def check(opened: Opened, output: Path, form: str, converter: Path | None) -> No
         raise ValueError(f"--output {output}: it is not empty: give another folder, or remove it")
     if output.resolve() == Path.cwd():  # it would be replaced, and the shell be left in a folder that is gone
         raise ValueError(f"--output {output}: this is the folder you are in: give one that is not there yet")
-    if opened.algorithm is not None and issubclass(opened.algorithm, LocalOnly):
+    # The global model of FedSALoRA keeps its first B, which is zero in a new adapter; a head is trained all the same.
+    trains = opened.settings.get("adapter") or _task(opened) != "CAUSAL_LM"
+    unchanged = (LocalOnly,) if trains else (LocalOnly, FedSALoRA)
+    if opened.algorithm is not None and issubclass(opened.algorithm, unchanged):
         raise ValueError(
-            f"{opened.run.label} trained with LocalOnly, which leaves the global model as it was: there is none to export"
+            f"{opened.run.label} trained with {opened.algorithm.__name__}, which leaves the global model as it was: there "
+            "is none to export"
         )
     names, task = opened.names, _task(opened)
     if form == "adapter" and opened.is_on_merged_base:
@@ -194,9 +199,14 @@ def _of_run(opened: Opened) -> list[str]:
     """Return the warnings of the recipe's table, and of a model that lacks the parts which each client trains for itself."""
     # Labels of a selector at chance make tuned models worthless.
     notes = chance_notes(read_recipe(opened.run.home).results())
-    if opened.algorithm is None or not issubclass(opened.algorithm, (Ditto, FedRep)):
+    if opened.algorithm is None or not issubclass(opened.algorithm, (Ditto, FedRep, FedSALoRA)):
         return notes
     lacks = ", whose head is as it was before training" if issubclass(opened.algorithm, FedRep) else ""
+    lacks = (
+        ", whose factors B are as they were before training"
+        if issubclass(opened.algorithm, FedSALoRA)
+        else lacks
+    )
     note = (
         f"{opened.algorithm.__name__} trains a model for each client; this is the one that all share{lacks}. Scores of "
         "clients' own models are not its scores."

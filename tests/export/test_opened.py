@@ -94,6 +94,13 @@ def test_a_global_model_that_nobody_trained_is_refused_and_models_of_clients_are
     change_config(own, "fedlight.LocalOnly", "fedlight.Ditto")
     assert fedlight("export", str(own), f"--output={tmp_path / 'out'}").code == 0
     assert "Ditto trains a model for each client" in (tmp_path / "out/README.md").read_text()
+    change_config(own, "fedlight.Ditto", "fedlight.FedSALoRA")
+    assert "FedSALoRA, which leaves the global model" in refused(
+        fedlight("export", str(own), f"--output={tmp_path / 'b'}")
+    )
+    change_config(own, "adapter: null", "adapter: one")  # whose B is none of zeros
+    assert fedlight("export", str(own), f"--output={tmp_path / 'b'}").code == 0
+    assert "factors B are as they were" in (tmp_path / "b/README.md").read_text()
 
 
 def test_folders_beside_an_export_are_left_alone_and_a_link_is_followed(own, tmp_path):
