@@ -182,13 +182,14 @@ class FederatedLoop(LoopView):
             self._run.check_settings(self.algorithm)
 
     def check_run(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Raise ValueError for a trainer, module or datamodule that do not suit the settings; nothing is read for it."""
+        """Raise ValueError for a trainer, module or datamodule that do not suit the settings; nothing needs to be set up."""
         guard.refuse_cut_rounds(trainer, self.rounds_done)
         guard.refuse_own_iteration(module)
         self._data = federated_data(trainer)
         self._parts = [*parts_in_order(self, trainer, current_team())]
         self._run = self.run_type(trainer, module, self)
         self._run.call(Part.check)
+        self._run.check_settings(self.algorithm)
 
     def _meet_clients(self, trainer: L.Trainer) -> None:
         clients = build_clients(self._data.client_sizes())

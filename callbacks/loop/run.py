@@ -344,7 +344,12 @@ class Run:
                 f"{type(data).__name__} cannot give the clients' training examples in a fixed order, on which they are "
                 "scored: derive it from FederatedDataModule, or set group_by=val"
             )
-        if on == "val" and (not isinstance(data, ValidatesByClient) or data.val_client_indices is None):
+        is_read = self.planned is not None  # before, it is not known which validation examples there are
+        if (
+            on == "val"
+            and is_read
+            and (not isinstance(data, ValidatesByClient) or data.val_client_indices is None)
+        ):
             raise ValueError(
                 "the datamodule has no validation examples by client, on which they are scored: set data.split.val_share "
                 "above 0 and no data.split.val_source, or group_by=own"

@@ -22,6 +22,7 @@ from fedlight.preflight.reference import check_references
 from fedlight.preflight.rows import check_rows
 from fedlight.recipes import recipe as recipes
 from fedlight.recipes.followers import check_processes
+from fedlight.recipes.stages import refuse_tied_votes
 from fedlight.support.console import quiet
 from fedlight.support.needs import Memory, Model, Need, Package, RowSource, Server
 
@@ -56,6 +57,10 @@ def check(
     over_seeds, others = parse_stages(together)
     # A second "ok" about stages would say nothing new.
     findings += [finding for finding in others if finding.state is State.PROBLEM]
+    try:
+        refuse_tied_votes(by_seed[first])
+    except ValueError as error:
+        findings.append(problem("stages", str(error)))
     findings += check_references([*parsed, *over_seeds], [folder / f"seed{first}"])
     stages = [*(stage for of_seed in by_seed.values() for stage in of_seed), *together]
     if processes is not None:

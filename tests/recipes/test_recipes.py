@@ -2,7 +2,7 @@ import json
 
 import pytest
 from recipe_runs import ran, rows_of
-from tiny_world import fedlight, tiny_recipe
+from tiny_world import fedlight, refused, tiny_recipe
 
 from fedlight.recipes import recipe as recipes
 from fedlight.recipes import stages, steps
@@ -150,6 +150,14 @@ def test_an_even_number_of_selectors_that_would_vote_is_refused_before_any_stage
     assert outcome.code == 2
     assert "has 2 selectors vote" in outcome.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("stage", "selectors", "rounds"), [("fedbiscuit", 3, 9), ("fedbiscuit5", 5, 10)])
+def test_a_warm_up_without_an_end_is_refused_before_any_stage(stage, selectors, rounds, tmp_path):
+    asked = ("run", "fedbiscuit", f"--output={tmp_path / 'run'}", "--seeds=0", f"rounds={rounds}")
+    message = f"stage {stage}: the warm-up of {selectors} selectors takes {rounds} rounds"
+    assert message in refused(fedlight(*asked))
+    assert not [*tmp_path.rglob("settings.json")]
 
 
 def test_like_when_choose_and_interpolation(run_small):
