@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from dataclasses import is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.config_files import EXTENDS, layers
@@ -74,7 +74,7 @@ class Stage:
         self.command = commands[0]
         self.target: str = spec[self.command]
         self.arguments: dict[str, Any] = spec.get("with") or {}
-        self._parsed: Any = None
+        self._parsed: dict[str, Any] = {}  # text of a config -> its parsed settings
         if self.command == "call":
             self.function = _function(name, self.target)
         elif not _is_config(self.target):
@@ -249,23 +249,26 @@ class Stage:
             return None
         from fedlight.lightning_cli.cli import CheckSettings, ReadSettings
 
-        messages = io.StringIO()
+        messages, parsed = io.StringIO(), cast(Any, None)
         # One line of an error, even if the user asked for tracebacks.
         wanted = os.environ.pop("FEDLIGHT_TRACEBACK", "")
         with TemporaryDirectory() as folder, quiet(), redirect_stderr(messages):
-            arguments = [self.command, f"--config={self.write_config(Path(folder))}"]
+            file = self.write_config(Path(folder))
+            arguments = [self.command, f"--config={file}"]
             try:
-                self._parsed = ReadSettings(arguments).config
-                CheckSettings(arguments, parsed=self._parsed)
+                parsed = self._parsed[file.read_text()] = ReadSettings(arguments).config
+                CheckSettings(arguments, parsed=parsed)
             except SystemExit:  # the parser has printed the error
                 first = messages.getvalue().strip().splitlines()[:1] or ["the command line does not parse"]
                 raise ValueError(first[0].removeprefix("fedlight: ")) from None
             except (OSError, ValueError) as error:
-                if str(self.folder.parent) not in str(error):  # an earlier stage will have written that file
+                if parsed is None or str(self.folder.parent) not in str(
+                    error
+                ):  # else an earlier stage writes that file
                     raise ValueError(str(error)) from None
             finally:
                 os.environ.update({"FEDLIGHT_TRACEBACK": wanted} if wanted else {})
-        return self._parsed[self.command]
+        return parsed[self.command]
 
     def _lightning(self, followers: Followers | None) -> dict[str, Any]:
         from fedlight.lightning_cli.cli import lightning_cli
@@ -274,13 +277,13 @@ class Stage:
         written = self.folder.glob("checkpoints/*.ckpt") if self.command == "fit" else ()
         checkpoint = newest_checkpoint(written)
         if followers is None or followers.number == 1 or self.why_one_process() is not None:
-            file, parsed = self.write_config(self.folder, checkpoint), None if checkpoint else self._parsed
+            file = self.write_config(self.folder, checkpoint)
             shared: AbstractContextManager[None] = nullcontext()
         else:
-            parsed = None
             file = self.write_config(self.folder, checkpoint, followers.number)
             shared = followers.running(self.command, file)
         with shared:
+            parsed = self._parsed.get(file.read_text())  # unless it has changed since it was checked
             cli = lightning_cli([self.command, f"--config={file}"], parsed=parsed)
         metrics = cli.trainer.callback_metrics
         return {"metrics": {key: float(value) for key, value in metrics.items()}}  # tensors are no JSON
