@@ -11,8 +11,8 @@ ABOUT = """Say whether this machine can take part in a deployment as a node, bef
 
   fedlight client check --config selector.yaml --data.init_args.source=/data/votes.jsonl
 
-Config, data, model and memory are looked at in this order of cost; nothing is trained and nothing is sent. Keys are those of
-`fedlight fit`, as in --node-config. The exit code is 0 where it can take part, and 2 with the remedy where it cannot."""
+Versions, config, memory, data and model are looked at in this order; nothing is trained and nothing is sent. Keys are those
+of `fedlight fit`, as in --node-config. The exit code is 0 where it can take part, and 2 with the remedy where it cannot."""
 
 
 def main(argv: Sequence[str]) -> None:

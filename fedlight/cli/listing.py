@@ -18,13 +18,8 @@ METHODS = {
     "codecs of the wire: --federated.channel.up NAME": lambda: classes_of("Codec"),
     "augmentations of clients' rows: --data.augmentation NAME": lambda: classes_in("augmentation"),
     "judges": lambda: classes_in("judges"),
-    # Attack is the base class.
-    "attacks, among trainer.callbacks": lambda: [
-        name for name in classes_in("callbacks.attacks") if name != "Attack"
-    ],
-    "tasks with right answers": lambda: [
-        name for name in classes_in("evaluation.tasks") if not summary(name).startswith("Base")
-    ],
+    "attacks, among trainer.callbacks": lambda: classes_of("Attack", "callbacks.attacks"),
+    "tasks with right answers": lambda: classes_of("Task", "evaluation.tasks"),
 }
 """Heading -> names of public classes."""
 

@@ -132,17 +132,17 @@ def classes_in(folder: str) -> list[str]:
 
 
 @cache
-def classes_of(base: str) -> list[str]:
-    """Return the classes of the federation that a config may name and that are derived from a class of it.
+def classes_of(base: str, folder: str = "federation") -> list[str]:
+    """Return the classes of a folder that a config may name and that are derived from a class of it.
 
     Examples:
         >>> classes_of("Channel")
         ['Wire', 'Identity']
     """
-    names = classes_in("federation")
+    names = classes_in(folder)
     headers: dict[str, str] = {}
     # All files: bases are not all public.
-    for file in sorted((Path(fedlight.__file__).parent / "federation").rglob("*.py")):
+    for file in sorted((Path(fedlight.__file__).parent / folder.replace(".", "/")).rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         headers |= dict(re.findall(r"^class (\w+)\(([\w, ]*)", text, re.MULTILINE))
     derived = {base}

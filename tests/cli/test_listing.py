@@ -13,6 +13,8 @@ def test_methods_names_every_algorithm_augmentation_and_recipe_with_a_line_of_it
     assert of_federation | {"FedDCA", "LESS", "GSM8K", "MemoryExtraction", "OracleJudge"} <= firsts
     assert {file.stem for file in conf_path("recipes").glob("*.yaml")} <= firsts
     assert all(len(line.split()) > 1 for line in lines if line.split()[:1] == ["FedProx"])
+    assert not {"Sampling", "Completions", "Task", "Attack"} & firsts
+    assert not [line for line in lines if line.rstrip().endswith(("(eq", ": eq"))]
 
 
 def test_devices_names_every_profile_and_fleet_and_lists_take_no_arguments():

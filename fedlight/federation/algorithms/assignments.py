@@ -54,7 +54,7 @@ class Assignment(Checked, ABC):
 
 
 class OptimalGroups(Assignment):
-    """Groups of equal size and least total loss: eq. 4 and 5 of FedBiscuit, solved exactly by `optimal`."""
+    """Groups of equal size and least total loss, exactly by `optimal`: equations 4 and 5 of FedBiscuit."""
 
     def assign(self, losses: np.ndarray, by_example: ByExample, federation: Federation) -> np.ndarray:
         return optimal(losses)

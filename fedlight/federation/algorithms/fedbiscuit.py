@@ -212,7 +212,7 @@ class FedBiscuit(WithLocal):
 
 
 class GreedyGroups(Assignment):
-    """Step 2.1, a balanced assignment: the sizes of groups differ by at most 1 (eq. 4 under the constraint of eq. 5).
+    """Step 2.1, a balanced assignment: sizes of groups differ by at most 1 (equation 4 under the constraint of 5).
 
     Each client wants the selector under which its validation loss is least. The most wanted selector is closed at its cap,
     ``ceil(unassigned clients / open selectors)``, which it always reaches; the rest move to their next best, and so on. The
