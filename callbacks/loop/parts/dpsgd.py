@@ -101,7 +101,10 @@ class DPSGD(Private, Part):
             "adds noise to each batch of a step: set trainer.accumulate_grad_batches=1 and a larger batch, which takes no "
             "more memory": any(batches_per_step(trainer, round_idx) > 1 for round_idx in rounds),
             f"adds noise to whole adapters, and clients of {type(run.algorithm).__name__} train parts of them: take another "
-            "algorithm, such as FedAvg": isinstance(run.algorithm, UnlikeRanks),
+            "algorithm, such as FedAvg": (
+                isinstance(run.algorithm, UnlikeRanks)
+                or getattr(run.algorithm, "threshold", 1) < 1  # ProductAverage
+            ),
             "does not protect losses on clients' own rows: set group_by=val": (
                 getattr(run.algorithm, "group_by", "val") == "own"
             ),

@@ -36,7 +36,7 @@ from fedlight import FederatedLoop, FederatedWrapper, FewFedPIT, SFTModule, deri
 from fedlight.augmentation.less.example_gradients import example_gradients
 from fedlight.callbacks.loop.parts import DPSGD, LocalBuffers
 from fedlight.federation.algorithms import FedBiscuit, SoftGroups
-from fedlight.federation.algorithms.lora import FFALoRA, HetLoRA
+from fedlight.federation.algorithms.lora import FFALoRA, HetLoRA, ProductAverage
 from fedlight.federation.forward import ZerothOrder
 from fedlight.modules import ProjectorModule
 from fedlight.modules.language.adapters import Lora, trained_parameters
@@ -351,6 +351,7 @@ class Skips(type(module())):
         ("the statistics of LocalBuffers: leave it out", {"parts": [DPSGD(1.0, 1.0), LocalBuffers()]}),
         ("net.1 normalizes over a batch", {"model": lambda: module(norm=True)}),
         ("another algorithm, such as FedAvg", {"algorithm": HetLoRA()}),
+        ("another algorithm, such as FedAvg", {"algorithm": ProductAverage(threshold=0.95)}),
         ("several in one step, as LBFGS does", {"model": lambda: module(optimizer="LBFGS", dropout=0.0)}),
         ("training_step left an example out", {"model": Skips}),
         ("delta=0.1 is not below one over the 21 examples", {"parts": [DPSGD(1.0, 1.0, delta=0.1)]}),
