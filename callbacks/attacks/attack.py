@@ -108,7 +108,7 @@ class Attack(Checked, L.Callback, ABC):
         self._rounds_done = self._restored = 0
         self._before: str | None = None
         self._table: AttackTable | None = None
-        self._uploads: dict[str, Found] = {}
+        self._uploads: dict[str, list[Found]] = {}
         self._reported: set[str | None] = set()
 
     def check_settings(self, module: object, data: object) -> None:
@@ -244,14 +244,24 @@ class Attack(Checked, L.Callback, ABC):
         if "uploads" in self.targets and self._is_due(self._trainer, upload.round_idx + 1):
             assert self._loop is not None  # checked in setup
             with self._loop.holding(upload.state):
-                self._uploads[upload.client_id] = self._measure(self._module, upload.client_id)
+                finding = self._measure(self._module, upload.client_id)
+            self._uploads.setdefault(upload.client_id, []).append(finding)
 
     def _all_uploads(self) -> dict[str, Found]:
-        """Return the findings on the round's uploads, those that other processes have attacked among them, by client."""
+        """Return the findings on the round's uploads, those that other processes have attacked among them, by client.
+
+        Of a client with several uploads, one of each selector, the metrics are the means over them.
+        """
         if "uploads" not in self.targets:
             return {}
-        plain = merged({client: _plain(finding) for client, finding in self._uploads.items()})
-        return {client: Found(metrics, records) for client, (metrics, records) in sorted(plain.items())}
+        plain = merged({client: [*map(_plain, findings)] for client, findings in self._uploads.items()})
+        return {
+            client: Found(
+                mean_metrics([metrics for metrics, _ in findings]),
+                [record for _, records in findings for record in records],
+            )
+            for client, findings in sorted(plain.items())
+        }
 
     def _attack_server(self, module: L.LightningModule) -> Found:
         """Attack the server's model."""

@@ -10,6 +10,8 @@ from tiny_world import read_lines, table
 
 from fedlight import SFTModule
 from fedlight.callbacks.attacks import DiscoverableMemorization, MembershipInference, MemoryExtraction
+from fedlight.callbacks.attacks.membership_inference import membership_metrics
+from fedlight.federation.algorithms import FedBiscuit, SoftGroups
 from fedlight.federation.client import write
 
 NAMES = ("discoverable_memorization", "membership_inference", "memory_extraction")
@@ -133,6 +135,27 @@ def test_an_upload_is_what_the_client_has_sent(tiny_model, tmp_path):
     for record in read_lines(tmp_path / "attacks/round_1/membership_inference.jsonl"):
         if record["member"] and record["target"] != "global":
             assert record["client"] == record["target"]
+
+
+def test_several_uploads_of_a_client_in_a_round_all_count(tiny_model, tmp_path):
+    """Under SoftGroups a client sends an update of each selector."""
+    federated = loop(algorithm=FedBiscuit(1, 1, SoftGroups(), group_by="own"))
+    attack, module = (
+        MembershipInference(examples=6, targets=["uploads"]),
+        SFTModule(tiny_model, num_adapters=2),
+    )
+    fit(tiny_model, tmp_path, federated, attack, module=module)
+    records = read_lines(tmp_path / "attacks/round_3/membership_inference.jsonl")
+    for client in {record["target"] for record in records}:
+        losses = [(record["member"], record["loss"]) for record in records if record["target"] == client]
+        each = losses[: len(losses) // 2], losses[len(losses) // 2 :]
+        assert each[0] != each[1]
+        rates = [
+            membership_metrics([x for member, x in some if member], [x for member, x in some if not member])
+            for some in each
+        ]
+        expected = sum(rate["auc"] for rate in rates) / 2
+        assert found(tmp_path)[3, client]["membership_inference/loss_auc"] == pytest.approx(expected)
 
 
 def test_the_order_of_the_callbacks_does_not_matter(tiny_model, tmp_path):
