@@ -51,6 +51,9 @@ class HoldsStates(Protocol):
 
     rounds_done: int
 
+    def before_round(self) -> AbstractContextManager[None]:
+        """Put the server's model from before the round into the module while the body runs."""
+
     def holding(self, state: State) -> AbstractContextManager[None]:
         """Put this state into the module while the body runs."""
 
@@ -243,7 +246,8 @@ class Attack(Checked, L.Callback, ABC):
         """Attack the upload of a visit that has just ended."""
         if "uploads" in self.targets and self._is_due(self._trainer, upload.round_idx + 1):
             assert self._loop is not None  # checked in setup
-            with self._loop.holding(upload.state):
+            # The module may still hold what the client keeps, such as the B of FedSALoRA.
+            with self._loop.before_round(), self._loop.holding(upload.state):
                 finding = self._measure(self._module, upload.client_id)
             self._uploads.setdefault(upload.client_id, []).append(finding)
 
