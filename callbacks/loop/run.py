@@ -471,7 +471,8 @@ def round_metrics(rows: Sequence[Record], num_clients: int, reported: bool = Fal
     loss = {name: average(each) for name, each in losses.items() if several or name == "loss"}
     totals = {name: float(sum(int(row[name]) for row in rows)) for name in ("bytes_down", "bytes_up")}
     diverged, left_out = (
-        len({row["client"] for row in rows if row["reason"] == reason}) for reason in (DIVERGED, LEFT_OUT)
+        len({row["client"] for row in rows if reason in str(row["reason"]).split("+")})
+        for reason in (DIVERGED, LEFT_OUT)
     )
     counts = {"clients": float(num_clients - diverged - left_out), "diverged": float(diverged)}
     return {**loss, **counts, **totals}

@@ -309,13 +309,12 @@ class LimitedRound(Aggregation):
         everything = [Arrived(*update) for of_process in gathered for update in of_process]
         if self._limits.norm is not None:
             self._compare_norms(everything)
-        if self._weighs:
-            self._compare_weights(everything)
+        if self._weighs:  # the shares are of those that count
+            self._compare_weights([each for each in everything if not self._is_left_out(each)])
         for arrived, update in zip(self._arrived, self._held):  # noqa: B905  nothing is held without enforcement
-            scale = self._scale(arrived)
-            if scale < 1 and self._limits.action == "leave_out":
+            if self._is_left_out(arrived):
                 continue
-            if scale < 1:
+            if (scale := self._scale(arrived)) < 1:
                 update = replace(update, movement={n: value * scale for n, value in update.movement.items()})
             lowered = self._lowered.get((arrived.client_id, arrived.names), 1.0)
             self._inner.add(update if lowered == 1 else replace(update, weight=update.weight * lowered))
@@ -346,6 +345,9 @@ class LimitedRound(Aggregation):
         most = self._medians[arrived.numbers] * self._limits.norm
         # The last bits of a norm depend on the processor; those that fp32 keeps hardly ever do.
         return 1.0 if arrived.norm <= most else float(torch.tensor(most / arrived.norm, dtype=torch.float32))
+
+    def _is_left_out(self, arrived: Arrived) -> bool:
+        return self._enforced and self._limits.action == "leave_out" and self._scale(arrived) < 1
 
     def _compare_weights(self, everything: Sequence[Arrived]) -> None:
         """Note the factors that lower weights; each tensor is averaged over the clients that sent it."""

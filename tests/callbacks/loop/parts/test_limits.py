@@ -10,6 +10,7 @@ from refusals import refusal
 
 from fedlight import CoordinateMedian, FederatedLoop, FederatedWrapper, PrivateMean, Update
 from fedlight.callbacks.loop.parts.limits import LimitedRounds, Limits
+from fedlight.callbacks.loop.run import round_metrics
 from fedlight.federation import WeightedSum
 from fedlight.federation.asynchronous import FedBuff
 
@@ -53,6 +54,26 @@ def test_a_larger_update_is_left_out():
     found, reasons = settle(Limits(share=None, norm=3.0, action="leave_out"), updates(FIVE))
     assert found == pytest.approx((1 + 2 + 2 + 3) / 4)
     assert reasons["e"] == "left_out"
+
+
+@pytest.mark.parametrize("weight", [2.0, 1000.0])
+def test_a_share_is_of_the_clients_that_are_not_left_out(weight):
+    """Eight of weight 1 and one of 8, beside one whose update is too large."""
+    norms = dict.fromkeys("abcdefgh", 1.0) | {"i": 2.0, "j": 100.0}
+    limits = Limits(share=0.3, norm=3.0, action="leave_out")
+    found, reasons = settle(limits, updates(norms, {"i": 8.0, "j": weight}))
+    assert found == pytest.approx(0.7 * 1 + 0.3 * 2)
+    assert (reasons["i"], reasons["j"]) == ("capped", "left_out")
+
+
+def test_a_client_that_claims_too_much_and_is_left_out_is_not_counted():
+    limits = LimitedRounds(Limits(action="leave_out"), deployed=True)
+    limits.claims = {"e": 10**9}
+    _, reasons = settle(limits, updates(FIVE))
+    assert reasons["e"] == "capped+left_out"
+    row = {"split": "train", "loss": 1.0, "bytes_down": 0, "bytes_up": 0}
+    rows = [{**row, "client": name, "reason": reason} for name, reason in reasons.items()]
+    assert round_metrics(rows, 5)["clients"] == 4
 
 
 def test_of_two_updates_the_smaller_one_is_the_median():
