@@ -152,7 +152,8 @@ class _Draws:
 
 def encode_prompts(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of each prompt, with the opening token if the tokenizer adds one, without an end token."""
-    encoded = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+    # A tokenizer fails with an empty list.
+    encoded = tokenizer(list(prompts), add_special_tokens=False)["input_ids"] if prompts else []
     return [before + ids for before, ids in zip(openings(tokenizer, prompts), encoded, strict=True)]
 
 

@@ -227,6 +227,7 @@ def test_what_fits_is_known_beforehand(module):
     lengths = [len(module.tokenizer(prompt)["input_ids"]) for prompt in prompts]
     assert module.fits(prompts, 64 - lengths[1]) == [True, True]
     assert module.fits(prompts, 64 - lengths[1] + 1) == [True, False]
+    assert module.fits([], 1) == []
     assert len(module.generate(prompts, max_new_tokens=64 - lengths[1])) == 2
     with pytest.raises(ValueError, match="prompt 1 has"):
         module.generate(prompts, max_new_tokens=64 - lengths[1] + 1)
