@@ -179,8 +179,12 @@ class LimitedRounds(Part):
 
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
         """Return the aggregation of the round that begins, with limits before it unless it is private."""
+        given = run.aggregation  # `inner` may be around it
+        # Those that count clients alike have no weights to limit.
+        weighs = self.limits.share is not None and not isinstance(given, KeepsUpdates)
         # A private clipping threshold must not follow the data.
-        self._round = None if isinstance(inner, Private) else LimitedRound(self, inner, run.norm)
+        is_private = isinstance(given, Private)
+        self._round = None if is_private else LimitedRound(self, inner, weighs, run.norm)
         return self._round or inner
 
     def end_visits(self, run: Run, round: OpenRound) -> None:
@@ -274,13 +278,16 @@ class LimitedRound(Aggregation):
     """
 
     def __init__(
-        self, run: LimitedRounds, inner: Aggregation, norm: Callable[[State], float] | None = None
+        self,
+        run: LimitedRounds,
+        inner: Aggregation,
+        weighs: bool,
+        norm: Callable[[State], float] | None = None,
     ) -> None:
         self._limits, self._enforced, self._inner = run.limits, run.enforced, inner
         self._norm = norm or norm_of
         self.keeps_factors = getattr(inner, "keeps_factors", False)
-        # Those that count clients alike have no weights to limit.
-        self._weighs = run.limits.share is not None and not isinstance(inner, KeepsUpdates)
+        self._weighs = weighs
         self._arrived: list[Arrived] = []
         self._held: list[Update] = []
         self._medians: dict[int, float] = {}

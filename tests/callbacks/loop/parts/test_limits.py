@@ -13,6 +13,7 @@ from fedlight.callbacks.loop.parts.limits import LimitedRounds, Limits
 from fedlight.callbacks.loop.run import round_metrics
 from fedlight.federation import WeightedSum
 from fedlight.federation.asynchronous import FedBuff
+from fedlight.federation.lora.products import ProductSums
 
 FIVE = {"a": 1.0, "b": 2.0, "c": 2.0, "d": 3.0, "e": 2.0**62}
 """Norm of each update; the median is 2."""
@@ -25,10 +26,12 @@ def updates(norms, heavy=None):
     return [Update(name, {"v": n * v, "w": n * w}, heavy.get(name, 1.0)) for name, n in norms.items()]
 
 
-def collect(limits, given, aggregation=None, round_idx=0):
-    """Return the aggregation after a round, and the reason of each client."""
+def collect(limits, given, aggregation=None, round_idx=0, wrapped=False):
+    """Return the aggregation after a round, and the reason of each client; ``wrapped`` as `ProductError` does."""
     run = limits if isinstance(limits, LimitedRounds) else LimitedRounds(limits, deployed=True)
-    watched = run.aggregation(SimpleNamespace(norm=None), aggregation or WeightedSum("weight"), 0)
+    inner = aggregation or WeightedSum("weight")
+    inner = ProductSums(inner, WeightedSum("weight"), []) if wrapped else inner
+    watched = run.aggregation(SimpleNamespace(norm=None, aggregation=aggregation), inner, 0)
     for one in given:
         watched.add(one)
     rows = [{"client": one.client_id, "reason": ""} for one in given]
@@ -115,11 +118,16 @@ def test_the_order_of_the_clients_changes_no_bit():
     assert len(found) == 1
 
 
-def test_a_robust_aggregation_has_no_weights_to_limit_and_a_private_one_no_limits():
-    _, reasons = settle(Limits(), updates(FIVE, {"b": 1e9}), CoordinateMedian())
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_robust_aggregation_has_no_weights_to_limit_and_a_private_one_no_limits(wrapped):
+    _, reasons = settle(Limits(), updates(FIVE, {"b": 1e9}), aggregation=CoordinateMedian(), wrapped=wrapped)
     assert reasons == {"a": "", "b": "", "c": "", "d": "", "e": "clipped"}
-    private, run = PrivateMean(1.0, 0.0), LimitedRounds(Limits(), deployed=True)
-    assert run.aggregation(SimpleNamespace(norm=None), private, 0) is private
+    given = dict.fromkeys("abcd", 5.0) | {"e": 90.0}
+    found, reasons = settle(
+        Limits(norm=2.0), updates(given), aggregation=PrivateMean(1.0, 0.0), wrapped=wrapped
+    )
+    assert found == pytest.approx(1.0)
+    assert not any(reasons.values())
 
 
 def test_a_run_that_warns_adds_up_the_same_bits_and_holds_nothing(caplog):
