@@ -45,8 +45,8 @@ class ClientParallelStrategy(Checked, SingleDeviceStrategy):
         split_trained: whether layers whose weights are all trained are split too, as in full fine-tuning; embeddings and
             heads stay whole. What works on whole updates, such as a lossy channel, is refused.
         wait_seconds: longest wait of a process for the others at the end of a round, in a step of a client of several
-            processes, or at another meeting, above 0; then all end. None: any, since a visit may take hours; a process that
-            is stopped is noticed without it.
+            processes, or at another meeting, above 0; then all end. None: any, since a visit may take hours; one that has
+            ended is noticed without it.
 
     Attributes:
         team: processes of the run.
