@@ -1,6 +1,7 @@
 """Hardware of this machine, as opposed to the devices that it emulates.
 
-Every question about it is asked through these functions, so that a test can answer it either way.
+Whether there is a GPU, and what it or the processor computes, is asked through these functions, so that a test can answer
+it either way.
 """
 
 import ctypes

@@ -7,12 +7,12 @@ from statistics import median_high
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from fedlight.datamodules.rows.columns import field_at, text_at
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.text.templates import CHAT, MESSAGES, Template
 from fedlight.datamodules.text.tokens import SAMPLED, check_known, draw_rows, encode
+from fedlight.devices.hardware import choose_device
 from fedlight.devices.measure.number_type import choose_dtype
 from fedlight.first_config import sizes, words
 from fedlight.first_config.clients import FEWEST_ROWS, NOBODY, SHARES, find_client
@@ -150,7 +150,7 @@ def make_draft(wishes: Wishes) -> Draft:
     reason = f"the model is {model.width} wide; usual for LoRA on such models"
     guesses.append(Guess("lr", lr, reason, sure=False))
     # A fixed type: with "auto" in the config, results would depend on the machine.
-    kind = choose_dtype("auto", torch.device("cuda" if torch.cuda.is_available() else "cpu"), model.width)
+    kind = choose_dtype("auto", choose_device(), model.width)
     guesses.append(Guess("dtype", kind.name, kind.reason.removesuffix(" (dtype: auto)")))
     if method == "fewfedpit" and median_high(row_counts) > FEW_ROWS:
         reason = f"FewFedPIT is for clients with fewer than {FEW_ROWS} rows"

@@ -92,7 +92,7 @@ def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Fi
     said = f"at most {texts * new:,} tokens, {texts:,} texts of {new}"
     folder = Path(find_model(model))
     files = [folder] if folder.is_file() else [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
-    if WIDEST * sum(file.stat().st_size for file in files) > memory_of(torch.cuda.is_available()).size:
+    if WIDEST * sum(file.stat().st_size for file in files) > memory_of(hardware.has_cuda()).size:
         return unknown(what, f"{said}; not timed, as {model} may be too large for this machine")
     key = str([options.get(name) for name in ("model", "base", "dtype")] + [data["max_tokens"]])
     if key not in rates:
