@@ -175,7 +175,8 @@ def read_payload(data: bytes, layout: Layout) -> State:
             raise Refused(
                 f"{name} of a payload is {value.dtype} {tuple(value.shape)} instead of {dtype} {tuple(shape)}"
             )
-    return tensors
+    # safetensors gives them in any order, and a norm of all adds up in this one.
+    return {name: tensors[name] for name in layout}
 
 
 def payload_bytes(layout: Layout) -> int:

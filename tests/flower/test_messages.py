@@ -42,9 +42,11 @@ def test_what_is_no_plain_value_is_not_written(value):
         write_header({"format": FORMAT, "x": value})
 
 
-def test_a_payload_comes_back_with_the_same_bits():
-    tensors = {"a": torch.randn(3, 4), "b": torch.arange(5, dtype=torch.uint8), "c": torch.randn(2).half()}
+def test_a_payload_comes_back_with_the_same_bits_in_the_same_order():
+    tensors = {"z": torch.randn(3, 4), "b": torch.arange(5, dtype=torch.uint8), "c": torch.randn(2).half()}
+    tensors |= {f"{number * 7 % 10}": torch.randn(1) for number in range(10)}
     found = read_payload(write_payload(tensors), layout_of(tensors))
+    assert [*found] == [*tensors]  # a norm of all adds up in this order
     assert all(torch.equal(found[name], value) for name, value in tensors.items())
     assert write_payload({}) == b""
     assert read_payload(b"", {}) == {}
