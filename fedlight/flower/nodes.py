@@ -18,6 +18,11 @@ MOST_REASONS, OTHER_REASONS = 1000, "other reasons"
 """Most reasons of refusals that are counted apart."""
 MOST_EXAMPLES = 10**9
 """Most examples of one client."""
+OTHER_BASE = (
+    "it has another base than the server: what is not sent (frozen weights, scales of LoRA, the tokenizer) has to be the "
+    "same on both, so give both the same model"
+)
+"""Reason of a node that would train another model."""
 NO_ANSWER = "no answer in time, or the node is gone"
 """Reason of a client whose node is silent."""
 T = TypeVar("T")
@@ -135,9 +140,7 @@ class Nodes:
                 )
         base = value_of(header, "base", str)
         if self._base not in (None, base):
-            raise Refused(
-                "what it does not train, the base, has other weights than the server's: give both the same model"
-            )
+            raise Refused(OTHER_BASE)
         key = verified(header, self.run, header["nonce"])  # the server's nonce, as ask has compared
         clients, groups = value_of(header, "clients", dict), value_of(header, "groups", dict)
         if len(clients) > self.bounds.clients:
@@ -167,26 +170,25 @@ class Nodes:
         self._bases[node] = base
         logger.info("node %s takes part with %s", node, count_noun(len(clients), "client"))
 
-    def compare_bases(self, base: str) -> None:
+    def compare_bases(self, base: str, needed: int) -> None:
         """Take the digest of the server's base, once the model is made; nodes that have another one do not take part.
 
         Raises:
-            ValueError: no node has the server's.
+            ValueError: those that have the server's have fewer clients than ``needed``.
         """
         self._base = base
-        reason = (
-            "it has another base than the server: what is not trained has to have the same weights on both, so give both "
-            "the same model"
-        )
         for node in [node for node, theirs in self._bases.items() if theirs != base]:
-            self._known[node] = reason
+            self._known[node] = OTHER_BASE
             del self._bases[node]
             for client in [name for name, home in self._home.items() if home == node]:
                 for known in (self._home, self.sizes, self.groups):
                     known.pop(client, None)
-            logger.warning("node %s does not take part: %s", node, reason)
-        if not self._bases:
-            raise ValueError(f"no node can take part: {'; '.join(self.why_not())}")
+            logger.warning("node %s does not take part: %s", node, OTHER_BASE)
+        if len(self.sizes) < needed and (reasons := self.why_not()):
+            left = (
+                f"{len(self.sizes)} of {needed} clients are left" if self._bases else "no node can take part"
+            )
+            raise ValueError(f"{left}: {'; '.join(reasons)}")
 
     def homes(self, clients: Sequence[str]) -> dict[int, list[str]]:
         """Return node -> those of the clients that it serves; clients whose node is not there are left out."""

@@ -9,11 +9,11 @@ import pytest
 import torch
 from changed_messages import odd_values
 from lightning.pytorch.callbacks import Callback
-from nodes_here import ALL_KINDS, FakeNode, Here, Kind, deploy, make_node, visits_of
+from nodes_here import ALL_KINDS, FakeNode, Here, Kind, deploy, make_node, two_nodes, visits_of
 from shared_runs import digest
 
 from fedlight.flower.messages import Bounds, Parcel, Refused, read_header
-from fedlight.flower.nodes import MOST_REASONS, OTHER_REASONS, Nodes
+from fedlight.flower.nodes import MOST_REASONS, OTHER_BASE, OTHER_REASONS, Nodes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of Lightning, about rounds of one batch
@@ -351,7 +351,7 @@ def test_a_node_that_joins_with_broken_answers_does_not_take_part(tmp_path):
     own = {name: real.answer(_join()).header[name] for name in ("fedlight", "torch", "lightning")}
     nodes = Nodes(Here(homes, changed), "run", {"num_rounds": 1, "sizes": True, "groups": False}, own)
     nodes.welcome()
-    nodes.compare_bases(real.answer(_join()).header["base"])
+    nodes.compare_bases(real.answer(_join()).header["base"], len(OTHERS))
     assert sorted(nodes.sizes) == OTHERS
     assert not nodes.groups
     assert len(nodes.why_not()) == len(JOINS)
@@ -367,6 +367,32 @@ def test_a_server_starts_with_no_node_that_has_another_base(tmp_path):
     there = Here({2: homes[2]}, change)
     with pytest.raises(ValueError, match="no node can take part: node 2: it has another base"):
         deploy("one_client", tmp_path / "other", there, 1, min_clients=1)
+    real = make_node("everybody", tmp_path / "everybody")
+    homes = {number: FakeNode("everybody", named, real) for number, named in ((1, OTHERS), (2, [HOSTILE]))}
+    with pytest.raises(ValueError, match="9 of 10 clients are left: node 2: it has another base"):
+        deploy("everybody", tmp_path / "few", Here(homes, change), 1)
+
+
+class Words:
+    """Tokenizer of two words."""
+
+    chat_template = None
+
+    def get_vocab(self):
+        return {"b": 1, "a": 0}
+
+
+def scaled(model):
+    model.net.base_model.model[0].scaling["default"] *= 2
+
+
+@pytest.mark.parametrize("change", [lambda model: setattr(model, "tokenizer", Words()), scaled])
+def test_a_node_with_another_tokenizer_or_scale_of_lora_does_not_take_part(tmp_path, change):
+    homes = two_nodes("fedsa_lora_nf4", tmp_path)
+    change(homes[2]._parts.model)
+    _, loop = deploy("fedsa_lora_nf4", tmp_path / "server", Here(homes), 1)
+    assert loop.nodes.why_not() == [f"node 2: {OTHER_BASE}"]
+    assert len(loop.clients) == 5
 
 
 def _join():

@@ -40,7 +40,7 @@ from fedlight.flower.loops.replies import Arrived, Sent
 from fedlight.flower.loops.server_data import ABSENT, DROPPED, AwayClients, ServerData, dropped_row
 from fedlight.flower.messages import Parcel, Refused, write_payload
 from fedlight.flower.nodes import Nodes, Traffic
-from fedlight.flower.parts import refuse_loss_scale
+from fedlight.flower.parts import clients_needed, refuse_loss_scale
 
 T = TypeVar("T")
 logger = logging.getLogger("fedlight")
@@ -140,7 +140,8 @@ class ServerLoop(FederatedLoop):
                 "interval to epoch, which is a round"
             )
         refuse_loss_scale(trainer.precision)
-        self.nodes.compare_bases(base_digest(trainer, pl_module))
+        needed = clients_needed({"clients_per_round": self.clients_per_round, "fleet": self.fleet})
+        self.nodes.compare_bases(base_digest(trainer, pl_module), needed)
         self._limits.say_what_is_not_limited(self.algorithm, self._secure)
         super().on_fit_start(trainer, pl_module)
 
