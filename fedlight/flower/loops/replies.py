@@ -62,9 +62,7 @@ class Arrived:
     diverged: str
 
 
-def check_reply(
-    answer: Parcel, asked: Mapping[str, Sequence[str]], most_metrics: int = Bounds.metrics
-) -> None:
+def check_reply(answer: Parcel, asked: Collection[str], most_metrics: int = Bounds.metrics) -> None:
     """Raise Refused for a reply with other clients than ``asked``, unknown payloads, or too many metrics of a visit."""
     named: list[str] = []
     for entry in value_of(answer.header, "visits", list):
@@ -77,11 +75,6 @@ def check_reply(
             named.append(entry["payload"])
     if sorted(named) != sorted(answer.payloads):
         raise Refused("its payloads are not one for each visit that names one")
-
-
-def labels_of(sent: Mapping[str, Sent]) -> dict[str, list[str]]:
-    """Return the labels of each client's visits."""
-    return {name: [visiting.visit.label for visiting in each.visitings] for name, each in sent.items()}
 
 
 def read_lost(answer: Parcel, clients: Collection[str]) -> dict[str, str]:
@@ -103,7 +96,7 @@ def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, maske
     """
     name = sent.client.id
     entries = [entry for entry in answer.header["visits"] if entry["client"] == name]
-    if [entry.get("label") for entry in entries] != labels_of({name: sent})[name]:
+    if [entry.get("label") for entry in entries] != [each.visit.label for each in sent.visitings]:
         raise Refused(f"client {name} has made other visits than it was asked for")
     diverged = [shown(value_of(entry, "diverged", str)) for entry in entries]
     arrived = Arrived([], [], [], [], next(filter(None, diverged), ""))  # then none of its visits counts

@@ -372,10 +372,10 @@ class ServerLoop(FederatedLoop):
 
     def read(self, answer: Parcel | Refused, sent: Mapping[str, Sent]) -> dict[str, Arrived | str]:
         """Return the work of a node's clients, or why there is none."""
-        asked, most = replies.labels_of(sent), self.nodes.bounds.metrics
         outcomes: dict[str, Arrived | str] = {}
         try:
-            self.nodes.read(answer, partial(replies.check_reply, asked=asked, most_metrics=most))
+            most = self.nodes.bounds.metrics
+            self.nodes.read(answer, partial(replies.check_reply, asked=sent, most_metrics=most))
             lost = self.nodes.read(answer, partial(replies.read_lost, clients=sent))
         except Refused as error:
             return dict.fromkeys(sent, f"{DROPPED}: {error}")

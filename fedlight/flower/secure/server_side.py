@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedlight.federation.client import Channel, State
-from fedlight.flower.loops.replies import Arrived, Sent, check_reply, labels_of, read_lost, read_reply
+from fedlight.flower.loops.replies import Arrived, Sent, check_reply, read_lost, read_reply
 from fedlight.flower.messages import Parcel, Refused, hex_of, value_of
 from fedlight.flower.nodes import Nodes
 from fedlight.flower.secure import masks, ring
@@ -58,7 +58,7 @@ def read_masked(
     if data is None or len(answer.payloads) != 1 or len(data) != due:
         raise Refused(f"its masked sum is not {due // ring.BYTES:,} elements of {ring.BYTES} bytes")
     visits = Parcel(answer.header)  # without the payload, which belongs to no visit
-    check_reply(visits, labels_of(sent))
+    check_reply(visits, sent)
     lost = read_lost(visits, sent)
     there = {name: each for name, each in sent.items() if name not in lost}
     arrived = {name: read_reply(visits, each, channel, {}, masked=True) for name, each in there.items()}
