@@ -386,8 +386,16 @@ def scaled(model):
     model.net.base_model.model[0].scaling["default"] *= 2
 
 
-@pytest.mark.parametrize("change", [lambda model: setattr(model, "tokenizer", Words()), scaled])
-def test_a_node_with_another_tokenizer_or_scale_of_lora_does_not_take_part(tmp_path, change):
+def ranked(model):
+    layer = model.net.base_model.model[0]
+    layer.lora_A["default"].weight.data, layer.lora_B["default"].weight.data = (
+        torch.ones(3, 4),
+        torch.ones(8, 3),
+    )
+
+
+@pytest.mark.parametrize("change", [lambda model: setattr(model, "tokenizer", Words()), scaled, ranked])
+def test_a_node_with_another_tokenizer_or_lora_does_not_take_part(tmp_path, change):
     homes = two_nodes("fedsa_lora_nf4", tmp_path)
     change(homes[2]._parts.model)
     _, loop = deploy("fedsa_lora_nf4", tmp_path / "server", Here(homes), 1)

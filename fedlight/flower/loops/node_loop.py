@@ -259,15 +259,18 @@ class NodeLoop(FederatedLoop):
 
 
 def base_digest(trainer: L.Trainer, module: L.LightningModule) -> str:
-    """Return a digest of what is not sent and both ends need alike: parameters, scales of LoRA layers, the tokenizer."""
+    """Return a digest of what both ends need alike: parameters that are not sent, shapes of the others, the tokenizer."""
     sent = federated_parameters(trainer, module)
     base = {name: p for name, p in module.named_parameters() if name not in sent and not p.is_meta}
     scales = {name: getattr(layer, "scaling", None) for name, layer in module.named_modules()}
-    scales = {name: scale for name, scale in scales.items() if isinstance(scale, dict)}  # by adapter, of PEFT
+    scales = {name: scale for name, scale in scales.items() if isinstance(scale, dict)}  # of LoRA, by adapter
     tokenizer: Any = getattr(module, "tokenizer", None)
     words = sorted(tokenizer.get_vocab().items()) if hasattr(tokenizer, "get_vocab") else None
-    read_by = words, getattr(tokenizer, "chat_template", None)
-    return digest({name: sum_of_bits(value) for name, value in sorted(base.items())}, scales, read_by)
+    return digest(
+        {name: sum_of_bits(value) for name, value in sorted(base.items())},
+        {name: tuple(value.shape) for name, value in sorted(sent.items())},
+        *(scales, words, getattr(tokenizer, "chat_template", None)),
+    )
 
 
 def rates_of(trainer: L.Trainer) -> dict[str, Any]:
