@@ -12,8 +12,10 @@ import torch
 from fedlight import __version__
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.loop.parts.limits import Limits
+from fedlight.callbacks.loop.ranks.ranks import SharesFindings
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.federation.algorithms.assignments import scores_examples
+from fedlight.federation.client_state import as_bytes
 from fedlight.federation.privacy import Private
 from fedlight.federation.protocols import LossesOn, NamesGroups, SynthesizesData
 from fedlight.flower.identity import own_key, signed
@@ -25,6 +27,7 @@ from fedlight.flower.messages import FORMAT, Parcel, Refused, value_of
 from fedlight.flower.parts import Parts, kept_by_node, refuse_unsupported
 from fedlight.flower.secure.refusals import refuse_shared_noise, refuse_unsummable, shared_by
 from fedlight.flower.secure.ring import PAYLOAD, UNIT, encode, to_bytes
+from fedlight.support.files import write_whole
 from fedlight.support.settings_record import digest
 
 if TYPE_CHECKING:
@@ -240,8 +243,17 @@ class Node:
         # A module may read the number of the round, so the trainer's counts are those of a run that has come to it.
         done: Any = trainer.fit_loop.epoch_progress.current
         done.ready = done.started = done.processed = done.completed = task.round_idx
+        module: Any = self._parts.model
+        # Flower starts a process for each message, and what is found once depends on the batch in its last bits.
+        file, shares = folder / "findings.pt", isinstance(module, SharesFindings)
+        known = torch.load(file, weights_only=True) if shares and file.exists() else {}
+        if shares:
+            module.add_findings(known)
         with suppress(Answered):
-            trainer.fit(self._parts.model, datamodule=self._parts.datamodule)
+            trainer.fit(module, datamodule=self._parts.datamodule)
+        if shares and (new := module.new_findings()):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, as_bytes(known | new))
         return loop, trainer
 
     def _served(self, known: Sequence[str]) -> list[str]:

@@ -1,11 +1,15 @@
 """Server and nodes in the place of the emulator: the same bits at the end, and the same bytes of every visit."""
 
+from functools import partial
+
 import pytest
 import torch
 from nodes_here import ALL_KINDS, Here, deploy, emulate, left_by, make_node, memories_of, two_nodes, visits_of
 from plain_lightning import Regression
 from shared_runs import Kind, digest
+from tiny_world import VOTES
 
+from fedlight import DPOModule, Limits, PreferenceDataModule
 from fedlight.flower.loops.server_loop import ServerLoop
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
@@ -87,6 +91,19 @@ def test_what_a_deployment_does_not_have_is_refused_before_a_node_trains(tmp_pat
         deploy(name, tmp_path / "server", there)
     assert ": " in str(error.value)  # behind it the remedy
     assert not there.of("visit")
+
+
+def test_a_reference_of_dpo_that_was_found_in_another_process_is_kept(tmp_path, monkeypatch):
+    """Flower starts a process for each message; computed anew in another batch, it would differ in its last bits."""
+    data = partial(PreferenceDataModule, VOTES, view="dpo", max_tokens=128, batch_size=2)
+    loop = {"clients_per_round": 6, "local_steps": 3, "limits": Limits(share=None, norm=None)}
+    kind = Kind(loop, partial(DPOModule, "toy", lr=0.01), data, rounds=3)
+    monkeypatch.setitem(ALL_KINDS, "dpo", lambda root: kind)
+    emulated = emulate("dpo", tmp_path / "emulated")
+    there = Here({})
+    there.before = lambda: there.homes.update(two_nodes("dpo", tmp_path))
+    there.before()
+    assert left_by(*deploy("dpo", tmp_path / "server", there)) == left_by(*emulated)
 
 
 def test_the_number_of_nodes_changes_nothing(tmp_path):
