@@ -128,17 +128,25 @@ def seeds_needed(deviation: float, difference: float, power: float = 0.8) -> int
         raise ValueError(
             f"power={power} must lie in [0.5, 1), deviation={deviation} be at least 0, and difference={difference} above 0"
         )
-    number = 2  # one difference has no standard deviation
-    while (_quantile(0.975, number) + _quantile(power, number)) * deviation > difference * math.sqrt(number):
-        number += 1
-    return number
+
+    def tell(number: int) -> bool:
+        quantiles = _quantile(0.975, number) + _quantile(power, number)
+        return quantiles * deviation <= difference * math.sqrt(number)
+
+    few, enough = 1, 2  # one difference has no standard deviation
+    while not tell(enough):
+        few, enough = enough, 2 * enough
+    while enough - few > 1:  # differences of perplexities may need billions
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if tell(middle) else (middle, enough)
+    return enough
 
 
 def _quantile(share: float, number: int) -> float:
     """Return the quantile of Student's t with ``number - 1`` degrees of freedom."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(number - 1, share))
+    return float(stdtrit(float(number - 1), share))
 
 
 def _draw_means(sums: np.ndarray, counts: np.ndarray, draws: int, seed: int) -> np.ndarray:
