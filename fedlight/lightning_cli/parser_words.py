@@ -6,6 +6,7 @@ indented text. The line is made of the innermost part.
 
 import inspect
 import re
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
@@ -109,7 +110,9 @@ def refuse_no_settings(config: Mapping[str, Any]) -> None:
     for name in ("model", "data"):
         given: Any = config.get(name)
         values = given.get("init_args") or {} if hasattr(given, "get") else {}
-        hints = _hints(find_object(given["class_path"])) if values else {}
+        # A class may hand arguments on to those that it is derived from.
+        kinds = inspect.getmro(find_object(given["class_path"])) if values else ()
+        hints = ChainMap(*map(_hints, kinds))
         for key, value in values.items():
             if value is None and is_dataclass(hints.get(key)):
                 below = ", ".join(field.name for field in fields(hints[key]))

@@ -43,6 +43,7 @@ def test_loads_are_counted(loads, fit):
         ("fedbiscuit.yaml", ["--federated.algorithm.warmup_rounds=9"], "the warm-up of 3 selectors takes 27"),
         ("fedbiscuit.yaml", ["--data.split.val_share=0"], "set data.split.val_share"),
         ("sft.yaml", ["--model.lora=null"], r"model.lora: null, and it has settings below it \(rank"),
+        ("selector.yaml", ["--model.lora=null"], r"model.lora: null, and it has settings below it \(rank"),
         ("sft.yaml", ["--data.split=null"], "data.split: null, and it has settings below it"),
         (
             "fedbiscuit.yaml",
