@@ -16,7 +16,7 @@ from fedlight.evaluation.tasks.task import Example, Normalization, Prompts, Task
 from fedlight.support.types import Row
 
 LETTERS = "ABCDEFGHIJ"
-WORD = re.compile(r"\w+")
+WORD, WORD_OR_SIGN = re.compile(r"\w+"), re.compile(r"\w+|[^\w\s]")
 INSTRUCTION = "Answer the following multiple choice question{about}. Give the letter of the right choice."
 
 
@@ -116,13 +116,20 @@ def choice_in(answer: str, choices: Sequence[str]) -> str | None:
     Examples:
         >>> choice_in(" Yes, it does", ["yes", "no"]), choice_in("It is no.", ["yes", "no"]), choice_in("Note", ["no"])
         ('yes', 'no', None)
+        >>> choice_in("-5.", ["5", "-5"]), choice_in(" 5", ["5", "-5"]), choice_in("", ["<", ">"])
+        ('-5', '5', None)
     """
+    if answer in choices:  # the likeliest
+        return answer
+    texts = (answer, *choices)
     # The blanks around keep "no" from being read in "note".
-    said, *each = [f" {' '.join(WORD.findall(text.casefold()))} " for text in (answer, *choices)]
+    said, *each = [f" {' '.join(WORD.findall(text.casefold()))} " for text in texts]
+    if "  " in each or len(set(each)) < len(set(choices)):  # their signs or their case tell them apart
+        said, *each = [f" {' '.join(WORD_OR_SIGN.findall(text))} " for text in texts]
     phrases = dict(zip(choices, each, strict=True))
     begun = [choice for choice, phrase in phrases.items() if said.startswith(phrase)]
     candidates = begun or [choice for choice, phrase in phrases.items() if phrase in said]
-    return max(candidates, key=len) if begun or len(candidates) == 1 else None
+    return max(candidates, key=lambda choice: len(phrases[choice])) if begun or len(candidates) == 1 else None
 
 
 def index_of(answer: Any, number: int) -> int:

@@ -159,6 +159,19 @@ def test_multiple_choice_by_texts(normalize, best, tmp_path):
     assert task.run(Likes(log_prob)).outcomes[0].answers == ["", best]
 
 
+@pytest.mark.parametrize("choices", [["5", "-5"], ["<", ">"], ["AA", "Aa"], ["yes!!!!", "yes no"]])
+def test_choices_of_the_same_words_are_told_apart(choices, tmp_path):
+    rows = [{"question": "Which?", "choices": choices, "answer": answer} for answer in (0, 1)]
+    task = task_of(MultipleChoice, rows, tmp_path, by="text", subject=False)
+    for right, choice in enumerate(choices):
+        log_prob = {f" {text}": -float(text != choice) for text in choices}
+        result = task.run(Likes(log_prob, writes=f" {choice} "))
+        assert [outcome.score for outcome in result.outcomes] == [right == 0, right == 1]
+        assert result.metrics("x")["generated/x"] == 0.5
+        assert [outcome.verdicts[0].read for outcome in result.outcomes] == ["AB"[right]] * 2
+    assert task.run(Likes(log_prob)).unread == 1.0
+
+
 def test_multiple_choice_refuses(tmp_path):
     with pytest.raises(ValueError, match="normalize=bytes is for by=text"):
         task_of(MultipleChoice, [BONES], tmp_path, normalize="bytes")
