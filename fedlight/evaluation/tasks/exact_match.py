@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from fedlight.evaluation.rouge_l import rouge_l_of_pairs
+from fedlight.evaluation.rouge_l import rouge_l_of_pairs, tokenize
 from fedlight.evaluation.tasks.result import Verdict
 from fedlight.evaluation.tasks.task import Example, Prompts, Task
 from fedlight.support.types import Row
@@ -41,6 +41,10 @@ class ExactMatch(Task):
         target = text_of(row["response"])
         if not normalized(target):  # else an empty answer would be right
             raise ValueError(f"the response {target!r} is empty")
+        if self.by == "rouge_l" and not tokenize(target):  # else no answer would be right
+            raise ValueError(
+                f"the response {target!r} has no Latin letter or digit for ROUGE-L: set by to equality"
+            )
         fields = {slot: text_of(row[slot]) for slot in self.slots}
         return Example(fields, target, group="" if self.group is None else text_of(row[self.group]))
 

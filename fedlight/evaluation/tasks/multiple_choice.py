@@ -65,6 +65,11 @@ class MultipleChoice(Task):
 
     def example(self, row: Row) -> Example:
         """Return the instruction, the question with its choices, and the right choice."""
+        # A text, or an object such as ARC's, would be read as its letters or keys.
+        if not self.choices and not isinstance(row["choices"], list):
+            raise ValueError(
+                f"the choices {row['choices']!r} are no list: set columns.choices to a list of texts"
+            )
         choices = self.choices or [text_of(choice) for choice in row["choices"]]
         is_named = text_of(row["answer"]) in self.choices
         right = choices.index(text_of(row["answer"])) if is_named else index_of(row["answer"], len(choices))
@@ -76,6 +81,10 @@ class MultipleChoice(Task):
         shown = tuple(LETTERS[: len(choices)]) if self.by == "letter" else tuple(choices)
         lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, choices, strict=False)]
         context = row.get("context") or []
+        if not isinstance(context, str | list):
+            raise ValueError(
+                f"the context {context!r} is neither a text nor a list: set columns.context to one"
+            )
         before = [context] if isinstance(context, str) else [*map(text_of, context)]
         question = [*before, text_of(row["question"]), *(lines if self.by == "letter" else [])]
         about = f" about {subject.replace('_', ' ')}" if subject else ""

@@ -184,6 +184,11 @@ def test_multiple_choice_refuses(tmp_path):
     assert task_of(MultipleChoice, [hollow], tmp_path).read()[1][0].choices == ("A", "B", "C")
     with pytest.raises(ValueError, match=r"row 0: one of the choices .* is empty"):
         task_of(MultipleChoice, [hollow], tmp_path, by="text").read()
+    for choices in ("yes,no", {"text": ["yes", "no"], "label": ["A", "B"]}, None):
+        with pytest.raises(ValueError, match=r"row 0: the choices .* are no list"):
+            task_of(MultipleChoice, [{**BONES, "choices": choices, "answer": 0}], tmp_path).read()
+    with pytest.raises(ValueError, match=r"row 0: the context \{.*\} is neither a text nor a list"):
+        task_of(MultipleChoice, [{**BONES, "context": {"contexts": ["x"]}}], tmp_path, context=True).read()
 
 
 def test_sentiment_as_fingpt_asks(tmp_path):

@@ -189,5 +189,7 @@ def test_answers_of_whole_sentences_are_scored_by_rouge_l(rows):
     # Two words in common: precision 2/3, recall 2/4.
     assert [verdict.score for verdict in scored] == [pytest.approx(4 / 7), 1, 0]
     assert [verdict.read for verdict in scored] == ["the cat ran", "the cat sat down", None]
+    with pytest.raises(ValueError, match="no Latin letter or digit for ROUGE-L: set by to equality"):
+        by_overlap.example({**row, "response": "\u4f60\u597d"})
     with pytest.raises(ValueError, match="by='bleu' is not one of equality, rouge_l"):
         make(rows, by="bleu")
