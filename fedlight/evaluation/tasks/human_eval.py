@@ -138,7 +138,7 @@ def complete_program(prompt: str, answer: str, function: str) -> str:
     # No parser reads the answer: the text is not trusted, and deep nesting can crash a parser.
     code = _extract_block(answer, function)
     if _defines(code, function):
-        return f"{stub(prompt)}\n{_extract_function(code, function)}"
+        return f"{stub(prompt)}\n{_extract_function(code, function, fenced=code != answer)}"
     gap = "" if prompt.endswith("\n") or code[:1] == "\n" else "\n"
     return f"{prompt}{gap}{_extract_body(code)}"
 
@@ -158,10 +158,11 @@ def _extract_block(answer: str, function: str) -> str:
     return next((block for block in blocks if _defines(block, function)), blocks[0] if blocks else answer)
 
 
-def _extract_function(code: str, function: str) -> str:
-    """Return the code from its first line up to the words after the function."""
+def _extract_function(code: str, function: str, fenced: bool) -> str:
+    """Return the code from its first line, in a fenced block that of the block, up to the words after the function."""
     lines = code.expandtabs(4).splitlines()
-    heads = [number for number, line in enumerate(lines) if CODE_BEGINS.match(line.lstrip())]
+    begins = re.compile(r"\S") if fenced else CODE_BEGINS
+    heads = [number for number, line in enumerate(lines) if begins.match(line.lstrip())]
     definition = next(number for number, line in enumerate(lines) if _defines(line, function))
     begin = heads[0]
     margin = len(lines[begin]) - len(lines[begin].lstrip())  # the whole block may be indented

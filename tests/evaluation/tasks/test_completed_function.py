@@ -48,6 +48,7 @@ def works(answer: str) -> bool:
         "def total(\n    x,\n):\n    return sum(x)\n",
         "Import the list from here:\nimport math\ndef total(x):\n    return int(math.fsum(x))\n",
         "from the start, class by class:\ndef total(x):\n    return sum(x)\n",
+        "```python\ntry:\n    zero = 0\nfinally:\n    pass\n\ndef total(x):\n    return sum(x) + zero\n```",
         "ZERO = 0\ndef total(x):\n    return sum(x) + ZERO\n",
     ],
 )
