@@ -55,7 +55,8 @@ class LESS(ReadsModel, Augmentation):
         model: hub name, folder or ``"toy"`` of the model whose gradients are taken, usually the one that clients train.
         number: rows for each client, >= 1.
         template: like the datamodule's, a name or a text with slots; see `fedlight.datamodules.text.templates`.
-        max_tokens: most tokens of prompt and response together; longer public rows are not selected.
+        max_tokens: most tokens of prompt and response together; a longer prompt is cut, and a public row whose response
+            does not fit is not selected.
         base: ``plain``, ``int8`` or ``nf4``; the last two need ``gradients.way="layers"``.
         dtype: number type of the base; see `LanguageModule`, as for ``lora``.
         lora: adapter that is warmed up and differentiated.
