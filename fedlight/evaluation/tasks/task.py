@@ -250,10 +250,10 @@ class Task(Checked, ABC):
         """Return the outcomes; a row whose prompt does not fit into the model counts as wrong."""
         asked = [row for row, is_asked in enumerate(fits) if is_asked]
         judged = self.judge([examples[row] for row in asked], [answers[row] for row in asked])
-        # As for a row with an answer: one on the written choice, one on the likeliest.
+        # As for a row with answers: one on each written one, one on the likeliest choice.
+        written = self.samples if self.max_new_tokens else 0
         verdicts = [
-            [Verdict(0.0, None, TOO_LONG)] * (bool(self.max_new_tokens) + bool(example.choices))
-            for example in examples
+            [Verdict(0.0, None, TOO_LONG)] * (written + bool(example.choices)) for example in examples
         ]
         for row, row_verdicts in zip(asked, judged, strict=True):
             verdicts[row] = row_verdicts

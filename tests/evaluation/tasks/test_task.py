@@ -142,6 +142,8 @@ def test_prompts_that_are_too_long_are_not_asked_and_wrong(rows):
     assert told == [(5, 5)]
     assert result.too_long == 2
     assert str(result).endswith("28.6% of the answers could not be read, 2 prompts too long for the model")
+    drawn = make(rows, max_new_tokens=9, samples=3, temperature=1.0).run(Short())
+    assert (drawn.unread, drawn.too_long) == (pytest.approx(2 / 7), 2)  # each row has the same weight
 
 
 def test_rows_are_chosen_by_a_column_or_a_share(rows):
