@@ -77,6 +77,9 @@ class RewardModule(PairModule):
         margin = chosen - rejected
         return logsigmoid(torch.stack([margin, -margin], dim=1))  # log P of either side
 
+    # It has no likelihoods of words; None hides them from isinstance, by which callbacks refuse a module.
+    log_likelihoods = None  # type: ignore[assignment]
+
     def generate(self, *args: Any, **kwargs: Any) -> list[list[str]]:
         """Raise ValueError: a reward model writes no text."""
         raise ValueError("a RewardModule does not write text: use an SFTModule")

@@ -99,7 +99,9 @@ def choose(data: Any, number: int) -> list[Sample]:
     # Of fewer rows than prompts some places would come twice. Labels are -100 on prompt and padding.
     places = np.unique(np.linspace(0, len(data.val_set) - 1, number).round().astype(int))
     batch = data.collate([data.val_set[int(place)] for place in places])
-    if not {"input_ids", "labels", "attention_mask"} <= set(batch):
+    needed = {"input_ids", "labels", "attention_mask"} <= set(batch)
+    # A selector's batches have one label for each pair.
+    if not needed or batch["labels"].shape != batch["input_ids"].shape:
         raise ValueError(
             "SampleAnswers reads the responses of sft batches, and these data have none: take it out"
         )

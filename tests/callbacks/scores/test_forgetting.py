@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from fedlight.callbacks.scores.forgetting import Forgetting, measure
 from fedlight.evaluation.tasks.forgetting import QUESTIONS, TEXTS
 from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.modules.reward import RewardModule
 from fedlight.modules.sft import SFTModule
 
 
@@ -68,3 +69,5 @@ def test_training_logs_both(tiny_model, tmp_path):
 def test_a_module_without_likelihoods_is_refused_before_any_work(tmp_path):
     with refusal(r"Forgetting needs a module with log_likelihoods.* not LightningModule"):
         Forgetting().setup(make_trainer(1, default_root_dir=tmp_path), L.LightningModule(), "fit")
+    with refusal(r"Forgetting needs a module with log_likelihoods.* not RewardModule"):
+        Forgetting().setup(make_trainer(1, default_root_dir=tmp_path), RewardModule("toy"), "fit")

@@ -7,7 +7,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from plain_lightning import trainer as make_trainer
 from tiny_world import read_lines, write_rows
 
-from fedlight import InstructionDataModule, Lora, SFTModule
+from fedlight import InstructionDataModule, Lora, PreferenceDataModule, SelectorModule, SFTModule
 from fedlight.callbacks.scores import SampleAnswers
 from fedlight.datamodules.rows.split import Split
 from fedlight.report.sections import answers
@@ -70,6 +70,9 @@ def test_other_modules_are_refused_before_training(tmp_path):
     trainer = L.Trainer(max_epochs=1, callbacks=[SampleAnswers()], logger=False, enable_checkpointing=False)
     with pytest.raises(ValueError, match="SampleAnswers needs a module that writes text"):
         trainer.fit(BoringModel())
+    data = PreferenceDataModule("toy:votes?num_clients=2&votes_per_client=5", tokenizer="toy")
+    with pytest.raises(ValueError, match="reads the responses of sft batches"):
+        make_trainer(1, [SampleAnswers()], default_root_dir=tmp_path).fit(SelectorModule("toy"), data)
     with pytest.raises(ValueError, match="number=0"):
         SampleAnswers(number=0)
 
