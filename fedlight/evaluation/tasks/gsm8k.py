@@ -16,8 +16,9 @@ from fedlight.support.types import Row
 
 MARK = "####"
 # A minus belongs to the number unless a digit or word precedes it, or a blank follows it: "5-3", "5 - 3", "- 3 cats".
+# LaTeX writes \$ for $.
 MINUS = r"(?:(?<![\w).%])[-\u2212])?"
-NUMBER = re.compile(MINUS + r"(?:[$\u20ac\u00a3]\s?-?)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)")
+NUMBER = re.compile(MINUS + r"(?:\\?[$\u20ac\u00a3]\s?-?)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)")
 
 
 class GSM8K(Task):
