@@ -88,6 +88,12 @@ class HumanEval(Task):
         """Return the problem as an instruction, with the name of the function as the target."""
         if empty := [name for name in self.names if not row[name]]:
             raise ValueError(f"{', '.join(empty)}: empty")
+        # Else no answer could pass.
+        for column, name in (("prompt", row["entry_point"]), ("test", "check")):
+            if not _defines(str(row[column]), str(name)):
+                raise ValueError(
+                    f"{column} does not define {name}: map columns to rows in the form of HumanEval"
+                )
         asked = self.instruction.replace("{prompt}", row["prompt"])  # code is full of braces
         return Example({"instruction": asked, "input": ""}, row["entry_point"], extra=row)
 

@@ -100,9 +100,18 @@ def test_a_machine_without_protection_is_refused_before_the_model_works(rows, mo
     HumanEval(rows, unprotected=True)
 
 
-def test_rows_without_tests_are_refused(tmp_path) -> None:
-    file = write_rows(tmp_path / "broken.jsonl", [{**PROBLEMS[0], "test": ""}])
-    with pytest.raises(ValueError, match=r"HumanEval.data, row 0: test: empty"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"test": ""}, "test: empty"),
+        ({"test": "assert add0(1) == 1"}, "test does not define check"),
+        ({"entry_point": "add 0"}, "prompt does not define add 0"),
+        ({"prompt": ["Add 0."]}, "prompt does not define add0"),
+    ],
+)
+def test_rows_without_tests_are_refused(change, message, tmp_path) -> None:
+    file = write_rows(tmp_path / "broken.jsonl", [{**PROBLEMS[0], **change}])
+    with pytest.raises(ValueError, match=rf"HumanEval.data, row 0: {message}"):
         HumanEval(TaskRows(str(file), template="{instruction}")).read()
 
 
