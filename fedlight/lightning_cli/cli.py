@@ -349,7 +349,7 @@ class CheckSettings(FedlightCLI):
     """
 
     def instantiate_classes(self) -> None:
-        """Make the objects but for loggers, some of which begin a record of the run."""
+        """Make the objects without loggers, as some loggers begin a record of the run when they are made."""
         self.config[self.command].trainer["logger"] = False
         super().instantiate_classes()
 

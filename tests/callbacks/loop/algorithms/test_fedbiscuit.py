@@ -183,7 +183,7 @@ def test_modules_and_data_that_do_not_fit_are_refused():
         run(FedBiscuit(2, 1))
     loop = FederatedLoop(FedBiscuit(1, 1), clients_per_round=2)
     with pytest.raises(ValueError, match="no validation examples by client"):
-        trainer(1, [loop], limit_val_batches=0).fit(Adapters(), datamodule=NoValidation())
+        trainer(4, [loop], limit_val_batches=0).fit(Adapters(), datamodule=NoValidation())
     loop = FederatedLoop(FedBiscuit(0, 1, group_by="own"), clients_per_round=2)
     with pytest.raises(ValueError, match=r"cannot give the clients' training examples .*group_by=val"):
         trainer(1, [loop]).fit(Adapters(), FederatedWrapper(Numbers(), ten_clients))
