@@ -131,5 +131,5 @@ def test_the_peak_is_the_base_and_a_few_tensors(peaks, base, bytes_a_weight):
     peak, weights, mapped = peaks[base]
     assert not mapped
     assert weights > 50e6
-    assert 0.9 * weights * bytes_a_weight < peak < weights * bytes_a_weight + 60e6
+    assert 0.9 * weights * bytes_a_weight < peak < weights * bytes_a_weight + 75e6
     assert base == "plain" or peak < 2 * weights  # a plain base in bf16
