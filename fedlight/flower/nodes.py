@@ -200,8 +200,15 @@ class Nodes:
         return homes
 
     def why_not(self) -> list[str]:
-        """Return why nodes do not take part."""
-        return [f"node {node}: {reason}" for node, reason in self._known.items() if reason]
+        """Return why nodes do not take part, each reason once."""
+        by_reason: dict[str, list[str]] = {}
+        for node, reason in self._known.items():
+            by_reason.setdefault(reason, []).append(f"node {node}")
+        by_reason.pop("", None)  # they take part
+        return [
+            f"{', '.join(nodes[:3])}{f' and {len(nodes) - 3} more' if nodes[3:] else ''}: {reason}"
+            for reason, nodes in by_reason.items()
+        ]
 
     def ask(
         self, action: str, parcels: Mapping[int, Parcel], timeout: float | None = None

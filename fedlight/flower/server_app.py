@@ -20,7 +20,7 @@ def main(grid: Grid, context: Context) -> None:
     serve(
         arguments,
         OverGrid(grid, bounds),
-        min_clients=int(number_of(run, "min-clients", 0)),
+        min_clients=int(number_of(run, "min-clients", 0, whole=True)),
         deadline_seconds=number_of(run, "deadline-seconds", 0) or None,  # an app's settings have no null
         wait_seconds=number_of(run, "wait-seconds", 600),
         secure=is_secure(run),

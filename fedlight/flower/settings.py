@@ -57,18 +57,19 @@ def bounds_of(run: Mapping[str, Any]) -> Bounds:
     return Bounds(**{name.removeprefix("max-").replace("-", "_"): value for name, value in given.items()})
 
 
-def number_of(run: Mapping[str, Any], name: str, default: int) -> float:
+def number_of(run: Mapping[str, Any], name: str, default: int, whole: bool = False) -> float:
     """Return a number from the settings of an app.
 
     Raises:
-        ValueError: it is none, or below 0.
+        ValueError: it is none, below 0, or not ``whole`` where it has to be.
     """
     try:
         number = float(run.get(name, default))
     except (TypeError, ValueError):
         number = -1.0
-    if not number >= 0:  # also NaN
-        raise ValueError(f"[tool.flwr.app.config] has {name}={run[name]!r}: set it to a number of at least 0")
+    if not number >= 0 or (whole and not number.is_integer()):  # also NaN
+        kind = "whole number" if whole else "number"
+        raise ValueError(f"[tool.flwr.app.config] has {name}={run[name]!r}: set it to a {kind} of at least 0")
     return number
 
 

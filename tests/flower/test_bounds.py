@@ -73,6 +73,9 @@ def test_another_number_of_the_app_is_refused_by_its_name(value):
     assert number_of({"wait-seconds": "1.5"}, "wait-seconds", 600) == 1.5
     with pytest.raises(ValueError, match=f"has wait-seconds={value!r}: set it to a number of at least 0"):
         number_of({"wait-seconds": value}, "wait-seconds", 600)
+    for fraction in (1.5, float("inf")):
+        with pytest.raises(ValueError, match="set it to a whole number"):
+            number_of({"min-clients": fraction}, "min-clients", 0, whole=True)
 
 
 @pytest.mark.parametrize("number", [-1, 2])

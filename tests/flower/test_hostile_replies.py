@@ -354,7 +354,10 @@ def test_a_node_that_joins_with_broken_answers_does_not_take_part(tmp_path):
     nodes.compare_bases(real.answer(_join()).header["base"], len(OTHERS))
     assert sorted(nodes.sizes) == OTHERS
     assert not nodes.groups
-    assert len(nodes.why_not()) == len(JOINS)
+    refused = [node for node, reason in nodes._known.items() if reason]
+    assert len(refused) == len(JOINS)
+    nodes._known = {1: "", **dict.fromkeys(range(2, 7), "late")}
+    assert nodes.why_not() == ["node 2, node 3, node 4 and 2 more: late"]
 
 
 def test_a_server_starts_with_no_node_that_has_another_base(tmp_path):

@@ -41,7 +41,9 @@ def difference(runs: Sequence[Run], number: int) -> Table:
     ]
     lines = [
         [key, *(text.get(key, "-") for text in texts)]
-        for key in dict.fromkeys(key for flat in flats for key in flat)
+        for key in dict.fromkeys(
+            key for flat in flats for key in flat if key != "ckpt_path"
+        )  # of a resumed run
         # By repr: lists cannot be in a set, and a text "1" is another setting than the number.
         if len({repr(flat.get(key, SAME_IN_ALL)) for flat in flats}) > 1
     ]

@@ -103,7 +103,7 @@ def test_the_configs_are_compared_without_their_folders(tmp_path):
         folder = stage_folder(tmp_path / "seed0" / name)
         model = f"model: {{class_path: M, init_args: {{lr: {rate}}}}}"
         trainer = f"trainer: {{default_root_dir: {folder}, max_epochs: 3}}"
-        write_lines(folder / "config.yaml", trainer, model)
+        write_lines(folder / "config.yaml", trainer, model, f"ckpt_path: {name}.ckpt")  # resumed
     section = configuration.section(read_runs([tmp_path]))
     table, *configs = section.parts
     assert table.lines == [["model.lr", "0.1", "0.2"]]
