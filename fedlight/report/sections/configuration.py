@@ -36,14 +36,14 @@ def section(runs: Sequence[Run]) -> Section | None:
 def difference(runs: Sequence[Run], number: int) -> Table:
     """Return a table of the settings that differ between runs; a dash where a run has none."""
     flats = [{key: facts.under(_root(run), value) for key, value in facts.flat(run.config())} for run in runs]
+    keys = dict.fromkeys(key for flat in flats for key in flat)
+    keys.pop("ckpt_path", None)  # of a resumed run
     texts = [
         {key: shortened("null" if v is None else str(v), LONGEST) for key, v in f.items()} for f in flats
     ]
     lines = [
         [key, *(text.get(key, "-") for text in texts)]
-        for key in dict.fromkeys(
-            key for flat in flats for key in flat if key != "ckpt_path"
-        )  # of a resumed run
+        for key in keys
         # By repr: lists cannot be in a set, and a text "1" is another setting than the number.
         if len({repr(flat.get(key, SAME_IN_ALL)) for flat in flats}) > 1
     ]
