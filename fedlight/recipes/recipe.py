@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -254,6 +255,8 @@ def _check(wanted: Sequence[Stage]) -> None:
     first: dict[str, Stage] = {}
     for stage in wanted:
         first.setdefault(stage.name, stage)
+    if len(first) > 20:  # it takes seconds
+        print(f"checking the settings of {len(first)} stages", file=sys.stderr, flush=True)
     for stage in first.values():
         try:
             stage.check()

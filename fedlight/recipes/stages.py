@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from dataclasses import is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 from fedlight.conf import path as conf_path
 from fedlight.lightning_cli.config_files import EXTENDS, layers
@@ -247,9 +247,9 @@ class Stage:
         if self.command == "call":
             self.call_arguments()
             return None
-        from fedlight.lightning_cli.cli import CheckSettings, ReadSettings
+        from fedlight.lightning_cli.cli import ReadSettings
 
-        messages, parsed = io.StringIO(), cast(Any, None)
+        messages = io.StringIO()
         # One line of an error, even if the user asked for tracebacks.
         wanted = os.environ.pop("FEDLIGHT_TRACEBACK", "")
         with TemporaryDirectory() as folder, quiet(), redirect_stderr(messages):
@@ -257,18 +257,28 @@ class Stage:
             arguments = [self.command, f"--config={file}"]
             try:
                 parsed = self._parsed[file.read_text()] = ReadSettings(arguments).config
-                CheckSettings(arguments, parsed=parsed)
+                if not self._can_be_made(arguments, parsed):
+                    others = parsed.clone()
+                    others[self.command].trainer.callbacks = None
+                    self._can_be_made(arguments, others)
             except SystemExit:  # the parser has printed the error
                 first = messages.getvalue().strip().splitlines()[:1] or ["the command line does not parse"]
                 raise ValueError(first[0].removeprefix("fedlight: ")) from None
-            except (OSError, ValueError) as error:
-                if parsed is None or str(self.folder.parent) not in str(
-                    error
-                ):  # else an earlier stage writes that file
-                    raise ValueError(str(error)) from None
             finally:
                 os.environ.update({"FEDLIGHT_TRACEBACK": wanted} if wanted else {})
         return parsed[self.command]
+
+    def _can_be_made(self, arguments: list[str], parsed: Any) -> bool:
+        """Make the objects of its command; return False if one needs a file that an earlier stage writes."""
+        from fedlight.lightning_cli.cli import CheckSettings
+
+        try:
+            CheckSettings(arguments, parsed=parsed)
+        except (OSError, ValueError) as error:
+            if str(self.folder.parent) not in str(error):
+                raise ValueError(str(error)) from None
+            return False
+        return True
 
     def _lightning(self, followers: Followers | None) -> dict[str, Any]:
         from fedlight.lightning_cli.cli import lightning_cli

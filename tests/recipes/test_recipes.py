@@ -1,5 +1,7 @@
 import json
+from pathlib import Path
 
+import lightning as L
 import pytest
 from recipe_runs import ran, rows_of
 from tiny_world import fedlight, refused, tiny_recipe
@@ -114,6 +116,13 @@ def test_a_failed_stage_is_done_again_and_the_ones_before_are_not(run_small, mon
     assert run_small.done == ["two"]
 
 
+class Reads(L.Callback):
+    """Reads a file of an earlier stage when it is made."""
+
+    def __init__(self, file: str) -> None:
+        Path(file).read_text()
+
+
 DPSGD = {"class_path": "DPSGD", "init_args": {"clip_norm": 1.0, "noise_multiplier": 1.0}}
 
 
@@ -126,8 +135,11 @@ DPSGD = {"class_path": "DPSGD", "init_args": {"clip_norm": 1.0, "noise_multiplie
         ({"federated.local_stepz": 1}, "local_stepz"),
     ],
 )
-def test_wrong_settings_of_a_later_stage_are_refused_before_the_first(wrong, message, run_small):
-    later = {"fit": "selector.yaml", "with": {"model.adapter": "${run}/one/adapter", **wrong}}
+def test_wrong_settings_of_a_later_stage_are_refused_before_the_first(wrong, message, run_small, monkeypatch):
+    monkeypatch.setattr("fedlight.recipes.steps.Reads", Reads, raising=False)
+    reads = {"class_path": "fedlight.recipes.steps.Reads", "init_args": {"file": "${run}/one/rows"}}
+    given = {"model.adapter": "${run}/one/adapter", "trainer.callbacks+": [reads]}
+    later = {"fit": "selector.yaml", "with": {**given, **wrong}}
     outcome = run_small({"seeds": [0, 1], "stages": {"one": call("one"), "two": later}})
     assert outcome.code == 2
     assert outcome.err.startswith("fedlight: stage two: ")
