@@ -53,9 +53,8 @@ class VisitLog(RoundLog):
             self._table.append(self._restored)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if (
-            self._loop is not None and self._loop.rounds_done > trainer.current_epoch
-        ):  # not cut by ``max_time``
+        # Of a round that ``max_time`` has cut no visit counts.
+        if self._loop is not None and self._loop.rounds_done > trainer.current_epoch:
             self._table.append(self._loop.visit_records)
 
     def visit_rows(self) -> list[dict[str, str]]:

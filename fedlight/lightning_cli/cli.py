@@ -330,12 +330,14 @@ class FedlightCLI(LightningCLI):
 
 
 class ReadSettings(FedlightCLI):
-    """Settings of a command, parsed as ``fedlight fit`` does, without making objects."""
+    """Settings of a command, parsed as ``fedlight fit`` does, without making objects or reading a checkpoint."""
 
     def instantiate_classes(self) -> None:
         """Make nothing."""
 
     def _set_seed(self) -> None: ...
+
+    def _parse_ckpt_path(self) -> None: ...
 
     def _run_subcommand(self, subcommand: str) -> None: ...
 
@@ -355,12 +357,15 @@ class CheckSettings(FedlightCLI):
 
     def _set_seed(self) -> None: ...
 
+    def _parse_ckpt_path(self) -> None: ...
+
     def _check_and_run(self, subcommand: str) -> None:
         self._let_callbacks_check()
         loop = find_callback(self.trainer, FederatedLoop)
         if subcommand == "fit" and loop is not None and isinstance(self.datamodule, FederatedData):
             setattr(self.trainer, "datamodule", self.datamodule)  # noqa: B010 - as `fit` does
             loop.check_run(self.trainer, self.model)
+        super()._parse_ckpt_path()  # last: an earlier stage may write the checkpoint
 
 
 def lightning_cli(argv: list[str], resumes: bool = False, parsed: Namespace | None = None) -> FedlightCLI:

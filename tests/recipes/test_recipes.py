@@ -3,6 +3,7 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+from jsonargparse.typing import path_type
 from recipe_runs import ran, rows_of
 from tiny_world import fedlight, refused, tiny_recipe
 
@@ -138,13 +139,35 @@ DPSGD = {"class_path": "DPSGD", "init_args": {"clip_norm": 1.0, "noise_multiplie
 def test_wrong_settings_of_a_later_stage_are_refused_before_the_first(wrong, message, run_small, monkeypatch):
     monkeypatch.setattr("fedlight.recipes.steps.Reads", Reads, raising=False)
     reads = {"class_path": "fedlight.recipes.steps.Reads", "init_args": {"file": "${run}/one/rows"}}
-    given = {"model.adapter": "${run}/one/adapter", "trainer.callbacks+": [reads]}
+    given = {
+        "model.adapter": "${run}/one/adapter",
+        "trainer.callbacks+": [reads],
+        "ckpt_path": "${run}/one/a.ckpt",
+    }
     later = {"fit": "selector.yaml", "with": {**given, **wrong}}
     outcome = run_small({"seeds": [0, 1], "stages": {"one": call("one"), "two": later}})
     assert outcome.code == 2
     assert outcome.err.startswith("fedlight: stage two: ")
     assert message in outcome.err
     assert run_small.done == []
+
+
+class Wants(L.Callback):
+    """Has its parser look for a file of an earlier stage."""
+
+    def __init__(self, file: path_type("fr")) -> None: ...
+
+
+@pytest.mark.parametrize("needs", ["checkpoint", "path"])
+def test_files_that_an_earlier_stage_writes_are_not_missed_before_it(needs, run_small, monkeypatch):
+    monkeypatch.setattr("fedlight.recipes.steps.Wants", Wants, raising=False)
+    wants = {"class_path": "fedlight.recipes.steps.Wants", "init_args": {"file": "${run}/one/rows"}}
+    given = {"checkpoint": {"ckpt_path": "${run}/one/a.ckpt"}, "path": {"trainer.callbacks+": [wants]}}
+    stages = {"one": call("one"), "two": {"fit": "selector.yaml", "with": given[needs]}}
+    outcome = run_small({"seeds": [0], "stages": stages})
+    assert run_small.done == ["one"]
+    assert "── two" in outcome.err
+    assert str(run_small.folder / "out/seed0/one") in outcome.err  # as nobody has written it
 
 
 @pytest.mark.parametrize("recipe", ["tldr", "fedbiscuit"])

@@ -37,6 +37,7 @@ from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import batches_per_step
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.visit import OpenGroup, OpenVisit
+from fedlight.federation.algorithms.lora.product_average import ProductAverage
 from fedlight.federation.algorithms.lora.unlike_ranks import UnlikeRanks
 from fedlight.federation.client import Visit
 from fedlight.federation.privacy import Private
@@ -103,7 +104,7 @@ class DPSGD(Private, Part):
             f"adds noise to whole adapters, and clients of {type(run.algorithm).__name__} train parts of them: take another "
             "algorithm, such as FedAvg": (
                 isinstance(run.algorithm, UnlikeRanks)
-                or getattr(run.algorithm, "threshold", 1) < 1  # ProductAverage
+                or (isinstance(run.algorithm, ProductAverage) and run.algorithm.threshold < 1)
             ),
             "does not protect losses on clients' own rows: set group_by=val": (
                 getattr(run.algorithm, "group_by", "val") == "own"

@@ -179,11 +179,11 @@ class LimitedRounds(Part):
 
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
         """Return the aggregation of the round that begins, with limits before it unless it is private."""
-        given = run.aggregation  # `inner` may be around it
+        both = inner, run.aggregation  # the one may be around the other
         # Those that count clients alike have no weights to limit.
-        weighs = self.limits.share is not None and not isinstance(given, KeepsUpdates)
+        weighs = self.limits.share is not None and not any(isinstance(each, KeepsUpdates) for each in both)
         # A private clipping threshold must not follow the data.
-        is_private = isinstance(given, Private)
+        is_private = any(isinstance(each, Private) for each in both)
         self._round = None if is_private else LimitedRound(self, inner, weighs, run.norm)
         return self._round or inner
 

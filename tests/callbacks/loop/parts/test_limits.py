@@ -26,12 +26,17 @@ def updates(norms, heavy=None):
     return [Update(name, {"v": n * v, "w": n * w}, heavy.get(name, 1.0)) for name, n in norms.items()]
 
 
-def collect(limits, given, aggregation=None, round_idx=0, wrapped=False):
-    """Return the aggregation after a round, and the reason of each client; ``wrapped`` as `ProductError` does."""
+def collect(limits, given, aggregation=None, round_idx=0, wrapped=False, algorithms=False):
+    """Return the aggregation after a round, and the reason of each client.
+
+    ``wrapped`` as `ProductError` does, ``algorithms`` where the loop has none and the algorithm gives it.
+    """
     run = limits if isinstance(limits, LimitedRounds) else LimitedRounds(limits, deployed=True)
     inner = aggregation or WeightedSum("weight")
     inner = ProductSums(inner, WeightedSum("weight"), []) if wrapped else inner
-    watched = run.aggregation(SimpleNamespace(norm=None, aggregation=aggregation), inner, 0)
+    watched = run.aggregation(
+        SimpleNamespace(norm=None, aggregation=None if algorithms else aggregation), inner, 0
+    )
     for one in given:
         watched.add(one)
     rows = [{"client": one.client_id, "reason": ""} for one in given]
@@ -118,14 +123,12 @@ def test_the_order_of_the_clients_changes_no_bit():
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_robust_aggregation_has_no_weights_to_limit_and_a_private_one_no_limits(wrapped):
-    _, reasons = settle(Limits(), updates(FIVE, {"b": 1e9}), aggregation=CoordinateMedian(), wrapped=wrapped)
+@pytest.mark.parametrize("where", [{}, {"wrapped": True}, {"algorithms": True}])
+def test_a_robust_aggregation_has_no_weights_to_limit_and_a_private_one_no_limits(where):
+    _, reasons = settle(Limits(), updates(FIVE, {"b": 1e9}), aggregation=CoordinateMedian(), **where)
     assert reasons == {"a": "", "b": "", "c": "", "d": "", "e": "clipped"}
     given = dict.fromkeys("abcd", 5.0) | {"e": 90.0}
-    found, reasons = settle(
-        Limits(norm=2.0), updates(given), aggregation=PrivateMean(1.0, 0.0), wrapped=wrapped
-    )
+    found, reasons = settle(Limits(norm=2.0), updates(given), aggregation=PrivateMean(1.0, 0.0), **where)
     assert found == pytest.approx(1.0)
     assert not any(reasons.values())
 
