@@ -4,12 +4,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := $(VENV)/bin
 # The tested set; .github/lowest.py prints another, /dev/null is none.
 CONSTRAINTS ?= constraints.txt
+# A third of the installed modules are ever imported: each is compiled then, and the bytecode kept.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint $(CONSTRAINTS)
-# Bytecode of what is installed, by all cores where pip takes one; some packages have templates that are no Python.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 # Three processes, as some tests wait for others that they start: two cores are busy then.
-# They start hundreds of programs: bytecode is kept, whatever the environment says.
-TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-real test test-all superlink oldcpu check docs coverage bench reproduce golden figures
@@ -81,12 +80,10 @@ $(BIN)/python:
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) --editable .
-	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) --editable '.[dev,hnsw,flower]' >$(VENV)/install.log 2>&1 || $(MAKE) --no-print-directory one-by-one
-	@$(COMPILE)
 	@touch $(VENV)/.run $@
 
 # Where one of the extras cannot be installed, the rest comes without it.

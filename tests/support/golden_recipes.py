@@ -66,19 +66,21 @@ def written(stage: Stage) -> str:
 
 @functools.cache
 def new_to_the_parser() -> dict[str, list[Stage]]:
-    """The stages of each recipe with a key, a type of number, a choice or a class that no stage before has at this place.
+    """The fewest stages that have each key, type of number, choice and class of all stages at its place.
 
     The parser understands the others as it understands these: another number or another folder is no news to it.
     """
-    found, said = {}, set()
-    for name in names():
-        found[name] = []
-        for stage in commands(name):
-            lines = {(stage.command, *line) for line in leaves(yaml.load(written(stage), LOADER))}
-            if not lines <= said:
-                found[name].append(stage)
-            said |= lines
-    return found
+    places = {
+        (name, stage): {(stage.command, *leaf) for leaf in leaves(stage.config())}
+        for name in names()
+        for stage in commands(name)
+    }
+    missing, chosen = set().union(*places.values()), set()
+    while missing:
+        best = max(places, key=lambda key: len(places[key] & missing))
+        chosen.add(best)
+        missing -= places[best]
+    return {name: [stage for stage in commands(name) if (name, stage) in chosen] for name in names()}
 
 
 def leaves(told, at: str = "") -> Iterator[tuple[str, str]]:
