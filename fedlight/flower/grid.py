@@ -6,7 +6,6 @@ many times. `Meter` looks at each response of the SuperLink before its body is r
 
 import importlib.metadata
 import json
-import math
 import threading
 import time
 from collections import Counter
@@ -147,17 +146,6 @@ class OverGrid:
     def nodes(self) -> list[int]:
         """Return the nodes that are connected."""
         return sorted(self._grid.get_node_ids())
-
-    def ask(self, parcels: Mapping[int, Parcel], timeout: float | None) -> dict[int, Parcel | Refused]:
-        """Send each node its parcel, and return the replies within ``timeout`` seconds; then the messages expire."""
-        waiting = {self.push(node, parcel, timeout): node for node, parcel in parcels.items()}
-        waiting.pop("", None)
-        end = time.monotonic() + (math.inf if timeout is None else timeout)
-        answers: dict[int, Parcel | Refused] = {}
-        while waiting and (left := end - time.monotonic()) > 0:
-            asked = {name: parcels[node] for name, node in waiting.items()}
-            answers |= {waiting.pop(name): reply for name, reply in self.pull(asked, left).items()}
-        return answers
 
     def push(self, node: int, parcel: Parcel, timeout: float | None) -> str:
         """Send a node its parcel; return the message's id, empty if the SuperLink does not take it."""

@@ -46,17 +46,14 @@ class Transport(Protocol):
     def nodes(self) -> list[int]:
         """Return the nodes that are there."""
 
-    def ask(self, parcels: Mapping[int, Parcel], timeout: float | None) -> dict[int, Parcel | Refused]:
-        """Send each node its parcel, and return the answers that arrive within ``timeout`` seconds; None waits for all.
-
-        A node that has not answered as asked has `Refused` with the reason for an answer.
-        """
-
     def push(self, node: int, parcel: Parcel, timeout: float | None) -> str:
         """Send a node a parcel that is good for ``timeout`` seconds; return the message's name, empty if it is not taken."""
 
     def pull(self, asked: Mapping[str, Parcel], seconds: float) -> dict[str, Parcel | Refused]:
-        """Wait at most ``seconds`` for an answer to one of these messages, by name; return those that are there."""
+        """Wait at most ``seconds`` for an answer to one of these messages, by name; return those that are there.
+
+        A node that has not answered as asked has `Refused` with the reason for an answer.
+        """
 
 
 @dataclass(frozen=True)
@@ -214,22 +211,24 @@ class Nodes:
         self, action: str, parcels: Mapping[int, Parcel], timeout: float | None = None
     ) -> dict[int, Parcel | Refused]:
         """Send each node its parcel, and return its answer, which is one to this very message, or why there is none."""
-        sent = {node: self._headed(action, parcel) for node, parcel in parcels.items()}
-        answers = self.transport.ask(sent, timeout or self.deadline_seconds) if sent else {}
-        return {node: self._checked(answers.get(node, Refused(NO_ANSWER)), sent[node]) for node in sent}
+        letters = {node: self.send(action, node, parcel, timeout) for node, parcel in parcels.items()}
+        ended: dict[int, Parcel | Refused] = {}
+        while waiting := {node: letter for node, letter in letters.items() if node not in ended}:
+            ended |= self.answers(waiting)
+        return {node: ended[node] for node in letters}
 
-    def send(self, action: str, node: int, parcel: Parcel) -> Letter:
+    def send(self, action: str, node: int, parcel: Parcel, timeout: float | None = None) -> Letter:
         """Send a node its parcel, and go on; `answers` has what comes back."""
-        parcel, seconds = self._headed(action, parcel), self.deadline_seconds
+        parcel, seconds = self._headed(action, parcel), timeout or self.deadline_seconds
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         return Letter(replace(parcel, payloads={}), self.transport.push(node, parcel, seconds), end)
 
-    def answers(self, letters: Mapping[str, Letter], wait: bool = True) -> dict[str, Parcel | Refused]:
+    def answers(self, letters: Mapping[T, Letter], wait: bool = True) -> dict[T, Parcel | Refused]:
         """Return the answers to letters, by their keys, that are there, and why others do not come any more.
 
         Without any of the two it may ``wait`` for the first one.
         """
-        ended: dict[str, Parcel | Refused] = {}
+        ended: dict[T, Parcel | Refused] = {}
         while letters and not ended:
             asked = {letter.name: letter.parcel for letter in letters.values() if letter.name}
             left = min(letter.end if letter.name else 0.0 for letter in letters.values()) - time.monotonic()

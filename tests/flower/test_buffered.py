@@ -31,24 +31,26 @@ class Slow(Here):
 
     def __init__(self, homes, seconds=None, **given):
         super().__init__(homes, **given)
-        self.seconds, self.under_way, CLOCK.now = seconds or SECONDS, {}, 0.0
+        self.seconds, self.visits, CLOCK.now = seconds or SECONDS, {}, 0.0
 
     def push(self, node, parcel, timeout):
-        (client,) = parcel.header["shares"]
-        name = f"{client} {len(self.messages)}"
-        answer = self.ask({node: parcel}, timeout).get(node)
-        if node not in self.homes:  # it has gone since it was planned with
-            answer = Refused("the node has failed: it is gone")
-        self.under_way[name] = math.inf if answer is None else CLOCK.now + self.seconds[client], answer
+        name = super().push(node, parcel, timeout)
+        if parcel.header["action"] == "visit":
+            (client,) = parcel.header["shares"]
+            answer = super().pull([name], 0.0)[name]
+            never = node in self.homes and str(answer) == NO_ANSWER
+            self.visits[name] = math.inf if never else CLOCK.now + self.seconds[client], answer
         return name
 
     def pull(self, asked, seconds):
-        ends = {name: self.under_way[name][0] for name in asked}
+        if not asked.keys() <= self.visits.keys():
+            return super().pull(asked, seconds)
+        ends = {name: self.visits[name][0] for name in asked}
         until = min(CLOCK.now + seconds, *ends.values(), math.inf)
         assert until < math.inf or not asked  # the server would wait for ever
         CLOCK.now = max(CLOCK.now, until) if asked else CLOCK.now
         there = [name for name, end in ends.items() if end <= CLOCK.now]
-        return {name: self.under_way.pop(name)[1] for name in there}
+        return {name: self.visits.pop(name)[1] for name in there}
 
 
 class Clock:
@@ -179,7 +181,7 @@ def test_the_server_keeps_clients_at_work_and_says_what_it_keeps(tmp_path, monke
     metrics = {name: float(value) for name, value in module.trainer.callback_metrics.items()}
     at_work = loop.remembered()["buffered"]["at_work"]
     assert metrics["fed/at_work"] == len(at_work) == 4  # all but the last who arrive are replaced at once
-    assert len(there.under_way) == 4  # nobody waited for them
+    assert len(there.visits) == 4  # nobody waited for them
     assert metrics["fed/at_work_bytes_down"] == 4 * 476
     assert metrics["fed/at_work_bytes_up"] == 0
     assert metrics["fed/old_models"] == len({job["asked"] for job in at_work})
@@ -268,7 +270,7 @@ def test_a_server_that_is_killed_goes_on_and_counts_those_at_work_as_dropped(tmp
         left = at
 
         def pull(self, asked, seconds):
-            if seconds:
+            if seconds and self.visits:  # not at the joins
                 self.left -= 1
             if not self.left:
                 raise Killed

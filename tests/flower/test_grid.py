@@ -26,8 +26,11 @@ def quick(monkeypatch):
 
 
 def asked(link, due=0, timeout=0.5, bounds=None):
-    parcels = dict.fromkeys(link.nodes, Parcel(ASKED.header, ASKED.payloads, due))
-    return OverGrid(link.grid(), bounds).ask(parcels, timeout)
+    over, parcel, found = OverGrid(link.grid(), bounds), Parcel(ASKED.header, ASKED.payloads, due), {}
+    waiting = {over.push(node, parcel, timeout): node for node in link.nodes}
+    while there := over.pull(dict.fromkeys(waiting, parcel), timeout or 1.0) if waiting else {}:
+        found |= {waiting.pop(name): reply for name, reply in there.items()}
+    return found
 
 
 def test_nodes_get_their_messages_and_answers_come_back():
@@ -171,4 +174,3 @@ def test_a_message_that_the_superlink_does_not_take_has_no_name(monkeypatch):
     for given in ([], [None]):
         monkeypatch.setattr(over._grid, "push_messages", lambda messages, given=given: given)
         assert over.push(3, ASKED, None) == ""
-    assert over.ask({3: ASKED}, 1.0) == {}

@@ -22,11 +22,11 @@ class Fragile(Here):
 
     at, after = None, False
 
-    def ask(self, parcels, timeout):
+    def pull(self, asked, seconds):
         self.at = None if self.at is None else self.at - 1
         if self.at == 0 and not self.after:
             raise Killed
-        found = super().ask(parcels, timeout)
+        found = super().pull(asked, seconds)
         if self.at == 0:
             raise Killed
         return found

@@ -57,6 +57,7 @@ from fedlight.flower.identity import signed
 from fedlight.flower.loops.node_memories import NodeMemories, Versions
 from fedlight.flower.messages import FORMAT, Parcel, Refused, read_header, write_header, write_payload
 from fedlight.flower.node import Node
+from fedlight.flower.nodes import NO_ANSWER
 from fedlight.flower.parts import Parts
 from fedlight.modules.sft import SFTModule
 from fedlight.support.settings_record import digest as digest_of
@@ -288,27 +289,34 @@ class Here:
     change: Callable[[Message], Parcel | Refused] = lambda message: message.answer
     messages: list[Message] = field(default_factory=list)
     before: Callable[[], None] = lambda: None
+    under_way: dict = field(default_factory=dict)
 
     def nodes(self):
         return sorted(self.homes)
 
-    def ask(self, parcels, timeout):
+    def push(self, node, parcel, timeout):
+        name = f"message {len(self.messages) + len(self.under_way)}"
+        self.under_way[name] = node, parcel
+        return name
+
+    def pull(self, asked, seconds):
+        """Have the nodes answer these messages, one after the other."""
         self.before()
-        found = {}
-        for number, parcel in parcels.items():
-            if number not in self.homes:  # it has gone since it was planned with
-                continue
-            asked = Parcel(read_header(write_header(parcel.header)), dict(parcel.payloads), parcel.due_bytes)
-            try:
-                answer = self.homes[number].answer(asked)
-                answer = Parcel(read_header(write_header(answer.header)), answer.payloads)
-            except (Refused, ValueError, OSError) as error:
-                answer = Refused(f"the node refuses: {error}")
-            self.messages.append(Message(number, asked, answer))
-            changed = self.change(self.messages[-1])
-            if changed is not None:
-                found[number] = changed
-        return found
+        return {name: self.answer(*self.under_way.pop(name)) for name in asked}
+
+    def answer(self, number, parcel):
+        """Return what reaches the server of a node's answer to a message, or why nothing does."""
+        if number not in self.homes:  # it has gone since it was planned with
+            return Refused(NO_ANSWER)
+        asked = Parcel(read_header(write_header(parcel.header)), dict(parcel.payloads), parcel.due_bytes)
+        try:
+            answer = self.homes[number].answer(asked)
+            answer = Parcel(read_header(write_header(answer.header)), answer.payloads)
+        except (Refused, ValueError, OSError) as error:
+            answer = Refused(f"the node refuses: {error}")
+        self.messages.append(Message(number, asked, answer))
+        changed = self.change(self.messages[-1])
+        return Refused(NO_ANSWER) if changed is None else changed
 
     def of(self, action):
         """Return the messages that asked for an action."""
