@@ -45,8 +45,8 @@ def answer(message: Message, context: Context) -> Message:
         configs = (context.run_config, context.node_config)
         # As texts: a cache needs hashable keys.
         texts = [json.dumps(dict(config), sort_keys=True) for config in configs]
-        reply = _node(*texts, context.node_id).answer(asked)
+        reply = to_record(_node(*texts, context.node_id).answer(asked))
     except (Refused, ValueError, OSError, ModuleNotFoundError) as error:
         logger.warning("not done: %s", error)
-        reply = Parcel({"format": FORMAT, "refused": str(error)[:2000]})
-    return Message(to_record(reply), reply_to=message)
+        reply = to_record(Parcel({"format": FORMAT, "refused": str(error)[:2000]}))
+    return Message(reply, reply_to=message)

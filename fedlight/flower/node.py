@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import lightning as L
+import numpy as np
 import torch
 
 from fedlight import __version__
@@ -140,6 +141,7 @@ class Node:
         losses = {
             name: [values.tolist() if by_example else [float(values.mean())] for values in loop.losses[name]]
             for name in self._served([*loop.clients])
+            if np.isfinite(np.concatenate(loop.losses[name])).all()  # else the server counts it as not scored
         }
         return {"losses": losses}, {}
 

@@ -2,13 +2,17 @@ import random
 import re
 import shutil
 from functools import partial
+from unittest import mock
 
 import pytest
 from changed_messages import after_visits, changed, lost, with_header
-from nodes_here import Here, deploy, left_by, memories_of, two_nodes, visits_of
-from shared_runs import digest
+from lightning.pytorch.callbacks import EarlyStopping
+from nodes_here import ALL_KINDS, Here, deploy, left_by, memories_of, two_nodes, visits_of
+from shared_runs import Kind, digest
 
+from fedlight.callbacks.loop.run import Run
 from fedlight.devices.outcomes import took_part
+from fedlight.flower.loops.node_loop import NodeRun
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
 
@@ -215,6 +219,34 @@ def test_clients_that_are_not_scored_are_grouped_by_what_is_known(tmp_path, name
     assert loop.rounds_done == 5
     assert sorted(loop.algorithm.groups) == sorted(loop.clients)
     assert set(loop.nodes.refused) == {"lost"}
+
+
+def test_a_client_whose_losses_are_no_numbers_is_the_only_one_that_is_not_scored(tmp_path):
+    homes = two_nodes("fedbiscuit", tmp_path)
+    adapter_losses = Run.adapter_losses
+
+    def diverged(self, on, adapters):
+        losses = adapter_losses(self, on, adapters)
+        losses[1][sorted(losses[1])[0]][0] = float("nan")
+        return losses
+
+    with mock.patch.object(NodeRun, "adapter_losses", diverged, create=True):
+        module, loop = deploy("fedbiscuit", tmp_path / "server", Here(homes))
+    assert float(module.trainer.callback_metrics["fed/unscored"]) == 1
+    assert not loop.nodes.refused
+
+
+def test_a_run_that_has_stopped_early_is_over(tmp_path, monkeypatch):
+    def stopping():
+        return [EarlyStopping("fed/loss", patience=2, mode="max", check_on_train_epoch_end=True)]
+
+    monkeypatch.setitem(ALL_KINDS, "stopping", lambda root: Kind(callbacks=stopping, rounds=8))
+    first, again = (
+        deploy("stopping", tmp_path / "server", Here(two_nodes("stopping", tmp_path))) for _ in range(2)
+    )
+    assert 2 < first[1].rounds_done < 8
+    assert again[1].rounds_done == first[1].rounds_done
+    assert left_by(*again) == left_by(*first)
 
 
 def test_a_run_whose_clients_nobody_can_score_ends_with_the_remedy(tmp_path):

@@ -208,11 +208,16 @@ def read_made(answer: Parcel, clients: Sequence[str]) -> dict[str, int]:
 def read_losses(
     answer: Parcel, clients: Sequence[str], adapters: int, by_example: bool
 ) -> dict[str, list[np.ndarray]]:
-    """Return the losses of each client under each adapter, one without ``by_example``; raise Refused for anything else."""
+    """Return the losses of each client under each adapter, one without ``by_example``; raise Refused for anything else.
+
+    A client without losses is left out.
+    """
     given = value_of(answer.header, "losses", dict)
     losses = {}
     for name in clients:
-        lists = given.get(name)
+        if name not in given:
+            continue
+        lists = given[name]
         if not isinstance(lists, list) or len(lists) != adapters or {type(each) for each in lists} != {list}:
             raise Refused(f"the losses of client {name} are missing")
         sizes = {len(each) for each in lists}

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 
 from fedlight.callbacks.logs.client_accuracy import ClientAccuracy
 from fedlight.callbacks.loop import plan
@@ -143,6 +144,9 @@ class ServerLoop(FederatedLoop):
         needed = clients_needed({"clients_per_round": self.clients_per_round, "fleet": self.fleet})
         self.nodes.compare_bases(base_digest(trainer, pl_module), needed)
         self._limits.say_what_is_not_limited(self.algorithm, self._secure)
+        stops = [each for each in trainer.callbacks if isinstance(each, EarlyStopping)]  # type: ignore[attr-defined]
+        if any(each.stopped_epoch == self.rounds_done - 1 > 0 for each in stops):
+            trainer.should_stop = True  # Lightning would train one more round first
         super().on_fit_start(trainer, pl_module)
 
     def _plan_round(self, trainer: L.Trainer) -> None:
