@@ -19,8 +19,8 @@ MOST_REASONS, OTHER_REASONS = 1000, "other reasons"
 MOST_EXAMPLES = 10**9
 """Most examples of one client."""
 OTHER_BASE = (
-    "it has another base than the server: frozen weights, shapes and scales of what is trained, and the tokenizer have to "
-    "be the same on both, so give both the same model"
+    "it has another base than the server: frozen weights, shapes and scales of what is trained, dropout and the tokenizer "
+    "have to be the same on both, so give both the same model"
 )
 """Reason of a node that would train another model."""
 NO_ANSWER = "no answer in time, or the node is gone"

@@ -102,7 +102,7 @@ def node_settings(
     Flower's own folder.
 
     Raises:
-        ValueError: a setting is unknown.
+        ValueError: a setting is unknown, or one of the federation.
 
     Examples:
         >>> values, folder, clients, part = node_settings({"data.init_args.source": "/data/a.jsonl", "clients": "a,b"}, 7)
@@ -111,10 +111,10 @@ def node_settings(
     """
     values = {name: value for name, value in node.items() if "." in name}
     unknown = [name for name in node if name not in values and name not in OF_NODE]
-    if unknown:
+    if unknown or (unknown := [name for name in values if name.startswith("federated.")]):
         raise ValueError(
             f"--node-config has {unknown[0]}: give {', '.join(OF_NODE)}, or a setting of the config, such as "
-            "data.init_args.source='...'"
+            "data.init_args.source='...'; those of federated are alike for all, in the app's config or its set"
         )
     part = int(node.get("partition-id", 0)), int(node.get("num-partitions", 1))
     refuse_below(1, "--node-config ", **{"num-partitions": part[1]})

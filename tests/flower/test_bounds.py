@@ -82,3 +82,8 @@ def test_another_number_of_the_app_is_refused_by_its_name(value):
 def test_a_node_beyond_their_number_is_refused(number):
     with pytest.raises(ValueError, match=f"has partition-id={number} .*from 0 to 1"):
         node_settings({"partition-id": number, "num-partitions": 2}, 7)
+
+
+def test_a_node_has_no_settings_of_the_federation_of_its_own():
+    with pytest.raises(ValueError, match=r"has federated\.init_args\.local_steps: .*in the app's config"):
+        node_settings({"data.init_args.source": "a.jsonl", "federated.init_args.local_steps": 3}, 7)

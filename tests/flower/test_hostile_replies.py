@@ -389,6 +389,10 @@ def scaled(model):
     model.net.base_model.model[0].scaling["default"] *= 2
 
 
+def with_dropout(model):
+    model.net.base_model.model[2].p = 0.5
+
+
 def ranked(model):
     layer = model.net.base_model.model[0]
     layer.lora_A["default"].weight.data, layer.lora_B["default"].weight.data = (
@@ -397,7 +401,9 @@ def ranked(model):
     )
 
 
-@pytest.mark.parametrize("change", [lambda model: setattr(model, "tokenizer", Words()), scaled, ranked])
+@pytest.mark.parametrize(
+    "change", [lambda model: setattr(model, "tokenizer", Words()), scaled, with_dropout, ranked]
+)
 def test_a_node_with_another_tokenizer_or_lora_does_not_take_part(tmp_path, change):
     homes = two_nodes("fedsa_lora_nf4", tmp_path)
     change(homes[2]._parts.model)

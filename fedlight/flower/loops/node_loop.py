@@ -259,17 +259,19 @@ class NodeLoop(FederatedLoop):
 
 
 def base_digest(trainer: L.Trainer, module: L.LightningModule) -> str:
-    """Return a digest of what both ends need alike: parameters that are not sent, shapes of the others, the tokenizer."""
+    """Return a digest of what both ends need alike: weights that are not sent, shapes of others, dropout, the tokenizer."""
     sent = federated_parameters(trainer, module)
     base = {name: p for name, p in module.named_parameters() if name not in sent and not p.is_meta}
-    scales = {name: getattr(layer, "scaling", None) for name, layer in module.named_modules()}
+    layers = [*module.named_modules()]
+    scales = {name: getattr(layer, "scaling", None) for name, layer in layers}
     scales = {name: scale for name, scale in scales.items() if isinstance(scale, dict)}  # of LoRA, by adapter
+    dropout = {name: layer.extra_repr() for name, layer in layers if "Dropout" in type(layer).__name__}
     tokenizer: Any = getattr(module, "tokenizer", None)
     words = sorted(tokenizer.get_vocab().items()) if hasattr(tokenizer, "get_vocab") else None
     return digest(
         {name: sum_of_bits(value) for name, value in sorted(base.items())},
         {name: tuple(value.shape) for name, value in sorted(sent.items())},
-        *(scales, words, getattr(tokenizer, "chat_template", None)),
+        *(scales, dropout, words, getattr(tokenizer, "chat_template", None)),
     )
 
 
