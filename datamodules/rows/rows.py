@@ -257,10 +257,10 @@ def _toy_rows(source: str) -> Rows:
     from fedlight import toy
 
     name, _, query = source.removeprefix("toy:").partition("?")
-    options = {
-        key: int(value) if value.lstrip("-").isdigit() else value
-        for key, value in parse_qsl(query, keep_blank_values=True)
-    }
+    given = parse_qsl(query, keep_blank_values=True)
+    options = {key: int(value) if value.lstrip("-").isdigit() else value for key, value in given}
+    if len(options) < len(given):
+        raise RowsError(f"{source}: an option is given twice: give it once")
     return toy.rows(name, **options)
 
 
