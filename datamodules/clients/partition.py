@@ -206,7 +206,7 @@ def by_key(keys: Sequence[str] | np.ndarray, min_size: int = 1) -> Clients:
     if not split:
         largest = counts.max(initial=0)
         raise ValueError(
-            f"min_size is {min_size}, but the largest client has {largest} examples. Lower min_size."
+            f"min_size={min_size} is above the {largest} examples of the largest client: lower it"
         )
     return split
 

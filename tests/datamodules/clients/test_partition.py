@@ -40,7 +40,7 @@ def test_more_clients_than_examples():
 def test_by_key_drops_small_clients_and_keeps_the_order_of_rows():
     split = by_key(["v", "u", "w", "u", "v", "u"], min_size=2)
     assert {client: own.tolist() for client, own in split.items()} == {"u": [1, 3, 5], "v": [0, 4]}
-    with refusal(r"min_size is 4, but the largest client has 3 examples"):
+    with refusal(r"min_size=4 is above the 3 examples of the largest client: lower it"):
         by_key(["v", "u", "w", "u", "v", "u"], min_size=4)
 
 
