@@ -128,7 +128,7 @@ def check_columns(
                 f"{path}.{'0.' if _is_list(value) else ''}{next(iter(strange))}."
             )
         if name == "client" and isinstance(rows, list):  # of other forms, such as Parquet, UTF-8 alone can be
-            _refuse_cut_ids(rows, path, source)
+            _refuse_unlike_ids(rows, path, source)
 
 
 def _first_value(rows: Rows, path: str) -> Any:
@@ -139,10 +139,19 @@ def _first_value(rows: Rows, path: str) -> Any:
     raise KeyError(path)
 
 
-def _refuse_cut_ids(rows: list[dict[str, Any]], path: str, source: str) -> None:
-    """Raise RowsError for a client's id with a lone surrogate: replaced, as in texts, it could be another client's."""
+def _refuse_unlike_ids(rows: list[dict[str, Any]], path: str, source: str) -> None:
+    """Raise RowsError for a client's id that is a number of two kinds, or that has a lone surrogate.
+
+    Replaced, as in texts, the surrogate could make the id another client's.
+    """
+    names: dict[float, str] = {}
     for number, row in enumerate(rows, 1):
-        client = str(find_value(row, path))
+        client = str(value := find_value(row, path))
+        if isinstance(value, int | float) and names.setdefault(value, client) != client:
+            raise RowsError(
+                f"{source}, row {number}: the client {client} would be another than {names[value]}, of rows before. Write "
+                "the ids alike."
+            )
         if not client.isascii() and replace_surrogates(client) != client:
             raise RowsError(
                 f"{source}, row {number}: the client {client!r} has half of a character, which no file can hold. Rename it, "

@@ -79,13 +79,18 @@ def test_an_object_is_no_text(value, advice):
     assert text_at({"post": value}, "post") == ""
 
 
-def test_a_client_with_half_a_character_is_refused_and_not_made_another(tmp_path):
+def test_ids_that_would_make_a_client_another_are_refused(tmp_path):
     file = tmp_path / "rows.jsonl"
     clients = ["c0", "c\ud83d\ude00", "c\ud800", "c\ud801"]  # the last two would both become c\ufffd
     rows = [{"instruction": "say", "response": "tea \ud800", "client": client} for client in clients]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     read = load_rows(str(file))
     columns = {"instruction": "instruction", "response": "response", "client": "client"}
+    mixed = [{**rows[0], "client": client} for client in (3, float("nan"), float("nan"), "3.0", 3.0)]
+    with pytest.raises(
+        RowsError, match=r"rows\.jsonl, row 5: the client 3\.0 would be another than 3, of rows"
+    ):
+        check_columns(mixed, columns, "rows.jsonl")
     with pytest.raises(RowsError, match=r"rows\.jsonl, row 3: the client 'c\\ud800' has half of a character"):
         check_columns(read, columns, str(file))
     check_columns(read[:2], columns, str(file))
