@@ -99,6 +99,8 @@ def make_draft(wishes: Wishes) -> Draft:
         RowsError, OSError: the rows or the model cannot be read.
     """
     rows = load_rows(wishes.source)
+    if wishes.public is not None:
+        load_rows(wishes.public)
     if len(rows) == 1:
         raise GuessError(
             f"{wishes.source} has one row, with {', '.join(map(str, rows[0]))}: give a file with a row for each example"

@@ -217,6 +217,7 @@ def test_two_answers_without_a_choice_are_asked_for_the_choice(made, more, messa
         (["--question", "none"], "--question none: there is no such column"),
         (["--a", "x"], "--a, --b and --tie belong together"),
         (["--statements", "votes.jsonl"], "votes.jsonl: no column has the votes agree, disagree, pass"),
+        (["--public", "nope.jsonl"], "nope.jsonl: no such file"),
         (["--statements", "votes.jsonl", "--method", "dpo"], "--method dpo cannot use --statements"),
     ],
 )
