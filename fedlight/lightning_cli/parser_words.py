@@ -52,9 +52,9 @@ def one_line(
             config = given.removeprefix(f"{conf_path('')}/")  # as one of fedlight's own was named
             way = f"--config {config}" if given.endswith(".yaml") else "--trainer.max_epochs 3"
             return f"{config!r} is no key: keys start with two dashes, as in {way}"
-        return _unknown_key(given.split()[0].partition("=")[0].lstrip("-"), sorted(keys))
-    if match := re.search(r"does not accept option '([^']+)'", message):
-        return _unknown_key(match[1], sorted(keys))
+        return _unknown_key([key, given.split()[0].partition("=")[0].lstrip("-")], sorted(keys))
+    if match := re.search(r"(?:Group '([^']+)' )?does not accept option '([^']+)'", message):
+        return _unknown_key([key, *match.groups()], sorted(keys))
     if match := re.search(r"arguments are required: ((\w+)\.\S+(?:, \S+)*)$", message):
         missing = " and ".join(sorted(match[1].replace(f"{match[2]}.", "").split(", ")))
         return (
@@ -121,7 +121,8 @@ def refuse_no_settings(config: Mapping[str, Any]) -> None:
                 )
 
 
-def _unknown_key(key: str, keys: list[str]) -> str:
+def _unknown_key(parts: list[str | None], keys: list[str]) -> str:
+    key = ".".join(filter(None, parts))
     # Such as max_epochs for trainer.max_epochs.
     same_end = [known for known in keys if known.rpartition(".")[2] == key.rpartition(".")[2]]
     hint = f"; did you mean {same_end[0]!r}?" if same_end else near(key, keys)

@@ -77,6 +77,7 @@ def test_a_seed_out_of_range(fit, seed):
             "more than one stateful callback of type `ClientAccuracy`",
         ),
         (["--max_epochs=3"], "there is no key 'max_epochs'; did you mean 'trainer.max_epochs'?"),
+        (["--data.format.template=x"], "there is no key 'data.format.template'"),
         (["--trianer.max_epochs=3"], "did you mean 'trainer.max_epochs'?"),
         (
             ["selector.yaml"],
@@ -129,6 +130,10 @@ TOP_K = "{class_path: TopK, init_args: {share: 0}}"
         ("- a\n- b\n", "holds no keys: write one to a line"),
         ("just text", "holds no keys"),
         ("trainer: {max_epoch: 3}", "there is no key 'trainer.max_epoch'; did you mean"),
+        (
+            "data: {class_path: PreferenceDataModule, init_args: {format: {template: x}}}",
+            "there is no key 'data.format.template'",
+        ),
         ("trainer: {callbacks: [{class_path: AdapterExport}]}", "needs folder, for example init_args: {fold"),
         (
             "trainer: {callbacks: [{class_path: RoundProgres}]}",
