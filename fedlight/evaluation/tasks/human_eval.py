@@ -25,7 +25,8 @@ CODE_STOPS = ["\nclass ", "\ndef ", "\n#", "\nif ", "\nprint("]  # the paper's, 
 INSTRUCTION = "Create a Python script for this problem:\n{prompt}"  # as WizardCoder and others ask instruction-tuned models
 
 FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
-CODE = r"(?:async )?def \w+|class \w+\s*[:(]|import \w[\w., ]*$|from [\w.]+ import |@\w|[A-Z_]+ = "
+CODE = r"(?:async )?def \w+|class \w+\s*[:(]|import \w[\w., ]*$|from [\w.]+ import |@\w|[A-Z_]+ = |"
+CODE += r"\w+ = (?:lambda\b|[\[({\"']|\S+$)"  # other constants
 CODE_BEGINS = re.compile(CODE)  # but not a sentence that begins with such a word
 CODE_CONTINUES = re.compile(CODE + r"|#|[)\]}]")  # not indented: also comments and closing brackets
 INDENTATION = "    "
@@ -155,7 +156,8 @@ def stub(prompt: str) -> str:
 
 
 def _defines(code: str, function: str) -> bool:
-    return re.search(rf"^[ \t]*(?:async )?def {re.escape(function)}\b", code, re.MULTILINE) is not None
+    name = re.escape(function)
+    return re.search(rf"^[ \t]*(?:(?:async )?def {name}\b|{name} = lambda\b)", code, re.MULTILINE) is not None
 
 
 def _extract_block(answer: str, function: str) -> str:

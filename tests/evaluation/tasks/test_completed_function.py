@@ -50,6 +50,9 @@ def works(answer: str) -> bool:
         "from the start, class by class:\ndef total(x):\n    return sum(x)\n",
         "```python\ntry:\n    zero = 0\nfinally:\n    pass\n\ndef total(x):\n    return sum(x) + zero\n```",
         "ZERO = 0\ndef total(x):\n    return sum(x) + ZERO\n",
+        "zeros = [0, 0]\nzero = 0\ndef total(x):\n    return sum(x) + zero + sum(zeros)\n",
+        "n = 3 is one case:\nzero = 0\ntotal = lambda x: sum(x) + zero\nIt adds.",
+        "```python\ntotal = lambda x: sum(x)\n```",
     ],
 )
 def test_answers_of_every_form(answer: str) -> None:
