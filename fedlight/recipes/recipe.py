@@ -189,7 +189,7 @@ def run(
 
     Args:
         name: a recipe's name or path.
-        seeds: one run for each; the recipe's own if not given.
+        seeds: one run for each; the recipe's own if not given. Results are also of other seeds that the folder has whole.
         output: folder of the results, ``runs/NAME`` if not given.
         overrides: ``KEY=VALUE`` changes of the recipe's values.
         twin: run its small copy; see `load`.
@@ -227,7 +227,9 @@ def run(
             stage.folder.parent for steps in (*plan.values(), together) for stage in steps
         ):
             stack.enter_context(alone_in(folder, "--output"))
-        _refuse_other_seeds(recipe, output, plan)
+        others = _other_seeds(recipe, output, plan)
+        if only is None:
+            plan |= others
         _check([stage for steps in (*plan.values(), together) for stage in steps if not stage.is_done])
         followers = None if processes is None else stack.enter_context(Followers(processes))
         for seed, steps in plan.items():
@@ -266,14 +268,18 @@ def _check(wanted: Sequence[Stage]) -> None:
                 raise ValueError(f"stage {stage.name}: {error}") from None
 
 
-def _refuse_other_seeds(recipe: Recipe, output: Path, plan: dict[int, list[Stage]]) -> None:
-    """Raise ValueError where a stage has other settings in the folder of another seed: reports take means over all."""
+def _other_seeds(recipe: Recipe, output: Path, plan: dict[int, list[Stage]]) -> dict[int, list[Stage]]:
+    """Return the stages of other seeds in the folder that are done with all; reports take means over all seeds.
+
+    Raises:
+        ValueError: a stage has other settings there.
+    """
     names = {stage.name for steps in plan.values() for stage in steps}
     begun = {int(match[1]) for folder in output.glob("seed*") if (match := SEED.fullmatch(folder.name))}
-    for seed in sorted(begun - {*plan}):
-        for stage in stages(recipe, output / f"seed{seed}", seed):
-            if stage.name in names:
-                stage.refuse_other_settings()
+    others = {seed: stages(recipe, output / f"seed{seed}", seed) for seed in sorted(begun - {*plan})}
+    for stage in (stage for steps in others.values() for stage in steps if stage.name in names):
+        stage.refuse_other_settings()
+    return {seed: steps for seed, steps in others.items() if all(stage.is_done for stage in steps)}
 
 
 def seeds_of(recipe: Recipe, given: list[int] | None) -> list[int]:
