@@ -70,9 +70,11 @@ def main(argv: Sequence[str]) -> None:
         raise ValueError(f"--set {wrong[0]}: it has the form SLOT=TEXT")
     fields = dict(text.split("=", 1) for text in options.set)
     slot = _slot_of(template)
-    if unknown := sorted(fields.keys() - set(template.slots) - {slot}):
+    others = [name for name in template.slots if name != slot]
+    if unknown := sorted(fields.keys() - {*others}):
         raise ValueError(
-            f"--set {unknown[0]}: the template of {opened.run.label} has the slots {', '.join(template.slots)}"
+            f"--set {unknown[0]}: the template of {opened.run.label} has the slots {', '.join(others) or '-'} besides "
+            f"{slot}, which is typed"
         )
     fields = dict.fromkeys(template.slots, "") | fields
     console = Console()

@@ -10,6 +10,7 @@ from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language import checkpoints
 from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.module import LanguageModule
+from fedlight.pretrained.hub import find_model
 from fedlight.runs.facts import callbacks, within
 from fedlight.runs.run import Run, read_runs
 from fedlight.support.checkpoint_files import check_readable
@@ -99,6 +100,7 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
     Raises:
         FileNotFoundError: there is no such checkpoint.
         ValueError: there is no run with a trained language model, or there are several.
+        OSError: there is no such model.
     """
     runs = [run for run in read_runs([folder]) if _adapter(run) is not None or _checkpoints(run)]
     if len(runs) > 1:
@@ -114,6 +116,7 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
     settings = dict(spec.get("init_args") or {})
     if model is not None:
         settings["model"] = model
+        find_model(model)
     path = str(spec.get("class_path", ""))
     if not path:
         file = run.config_file()

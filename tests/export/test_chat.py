@@ -100,7 +100,8 @@ def test_a_prompt_that_is_too_long_is_told_and_the_next_one_answered(run, piped)
 def test_what_cannot_be_talked_with_is_refused_with_its_remedy(run, selectors, piped):
     assert "this one with --selector" in refused(piped([], selectors))
     assert "is no selector" in refused(piped([], run, "--selector", run))
-    assert "has the slots" in refused(piped([], run, "--set", "nothing=x"))
+    for name in ("nothing", "prompt"):
+        assert "besides prompt, which is typed" in refused(piped([], run, "--set", f"{name}=x"))
     assert "SLOT=TEXT" in refused(piped([], run, "--set", "nothing"))
 
 

@@ -189,6 +189,7 @@ def test_what_cannot_be_exported_is_refused_with_its_remedy(export, tmp_path, mo
         (tmp_path / folder).mkdir()
     (tmp_path / "full/file").touch()
     assert "it is not empty" in refused(export("adapter", output="full"))
+    assert "model='./nope': there is no such" in refused(export("adapter", "--model", "./nope"))
     assert "llama.cpp's own converter" in refused(export("gguf"))
     for push in ((), ("--push", "me/model")):
         assert "there is no such file" in refused(export("gguf", "--converter", "none.py", *push))
