@@ -50,8 +50,8 @@ def recorded(folder: Path, command: str, argv: Sequence[str], seed: Any) -> Iter
         print(f"{file} is damaged: it is kept as {kept.name}, and a new one begun", file=sys.stderr)
         others = []
     write_json(file, sealed({"commands": [*others, entry]}))
-    # The monotonic clock for the duration, the wall clock to compare with the times of files.
-    began, start, state = time.monotonic(), time.time(), "failed"
+    # The time of this file, by the clock of its file system, is before that of all that the command writes.
+    began, start, state = time.monotonic(), file.stat().st_mtime_ns, "failed"
     ended: dict[str, Any] = {}
     try:
         yield ended

@@ -231,18 +231,15 @@ def left_in(stage: Path) -> dict[str, str]:
     }
 
 
-def tables_since(folder: Path, start: float) -> dict[str, str]:
-    """Return digests of the tables and texts in a folder that were written since ``start`` (Unix time), by their path in it.
-
-    Two seconds of tolerance cover coarse file systems.
-    """
+def tables_since(folder: Path, start_ns: int) -> dict[str, str]:
+    """Return digests of the tables and texts in a folder whose time is not before ``start_ns``, by their path in it."""
     files = {str(file.relative_to(folder)): file for file in files_below(folder) if file.suffix in TABLES}
     return {
         name: digest_of(file)
         for name, file in files.items()
         if name not in OWN_FILES
         and Path(name).parts[0] not in ("checkpoints", "clients")
-        and file.stat().st_mtime >= start - TIMER_STEP_NS / 10**9
+        and file.stat().st_mtime_ns >= start_ns
     }
 
 

@@ -1,6 +1,7 @@
 import json
 import platform
 import re
+import time
 
 import pytest
 
@@ -12,7 +13,10 @@ def entries(folder):
 
 
 def test_an_entry_is_there_while_it_runs_and_says_how_it_ended(tmp_path):
+    (tmp_path / "of_a_run_before.csv").touch()
+    time.sleep(0.05)  # more than a tick of the file system's clock
     with recorded(tmp_path, "fit", ["fit", "--config", "/home/me/fedbis.yaml"], 3):
+        (tmp_path / "visits.csv").touch()
         (running,) = entries(tmp_path)
         assert running["state"] == "running"
         assert "end" not in running
@@ -20,6 +24,7 @@ def test_an_entry_is_there_while_it_runs_and_says_how_it_ended(tmp_path):
     told = {"command": "fit", "configs": ["fedbis.yaml"], "seed": 3, "state": "done"}
     assert {name: done[name] for name in told} == told
     assert done["start"] <= done["end"]
+    assert [*done["files"]] == ["visits.csv"]
     assert done["threads"] == 1
     assert set(done["versions"]) == {"python", "fedlight", "torch", "lightning", "transformers", "peft"}
 
