@@ -47,7 +47,7 @@ def one_line_errors() -> Iterator[None]:
     SIGHUP with 143. Another error passes, so Python shows the stack and ends with 1. Notices of libraries are left out.
     """
     # Lightning would end with 0, or go on until the stage is over.
-    signal.signal(signal.SIGTERM, _stop)
+    before = signal.signal(signal.SIGTERM, _stop)
     # A closed terminal sends SIGHUP; under nohup it is ignored, and stays so.
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, partial(_hang_up, [handle for handle in (1, 2) if os.isatty(handle)]))
@@ -69,6 +69,8 @@ def one_line_errors() -> Iterator[None]:
         else:
             print(f"fedlight: {_message(error)}\n(FEDLIGHT_TRACEBACK=1 shows where)", file=sys.stderr)
         sys.exit(REFUSED)
+    else:
+        signal.signal(signal.SIGTERM, before)  # ours would show a stack while Python ends
 
 
 @contextmanager
