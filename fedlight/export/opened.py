@@ -77,7 +77,12 @@ class Opened:
             )
         else:  # its folder says how many there are
             settings |= {"adapter": str(self.adapter), "num_adapters": 1}
-        module = self.kind(**settings)
+        try:
+            module = self.kind(**settings)
+        except TypeError as error:
+            raise ValueError(
+                f"the config of {self.run.label} is not of this version of fedlight: {error}"
+            ) from None
         module.configure_model()
         if content:
             saved = content.get(checkpoints.BASE_KEY)
@@ -112,12 +117,12 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
             "ModelCheckpoint"
         )
     (run,) = runs
-    spec = run.config().get("model") or {}
-    settings = dict(spec.get("init_args") or {})
+    spec, given = run.config().get("model"), within(run.config(), "model", "init_args")
+    settings = dict(given) if isinstance(given, dict) else {}
     if model is not None:
         settings["model"] = model
         find_model(model)
-    path = str(spec.get("class_path", ""))
+    path = str(within(spec, "class_path") or "")
     if not path:
         file = run.config_file()
         fault = f"{file} {run.faults.get(file, 'names no model')}" if file else "there is no config.yaml"

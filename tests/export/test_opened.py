@@ -11,6 +11,8 @@ from tiny_world import fedlight, refused
 
 from fedlight.export.opened import open_run
 
+UNKNOWN = {"class_path": "fedlight.SFTModule", "init_args": {"model": "toy", "nope": 3}}
+
 
 @pytest.fixture
 def own(run, tmp_path):
@@ -76,6 +78,14 @@ def test_the_config_is_found_with_any_logger(own):
     ):
         open_run(own)
     file.unlink()
+    for model, message in (
+        ([1], "names no model, so nobody can tell"),
+        (UNKNOWN, "not of this version of fedlight"),
+    ):
+        (own / "config.yaml").write_text(yaml.safe_dump({"model": model}))
+        with pytest.raises(ValueError, match=message):
+            open_run(own).load()
+    (own / "config.yaml").unlink()
     with pytest.raises(ValueError, match=r"own: there is no config.yaml, so nobody can tell"):
         open_run(own)
 
