@@ -83,12 +83,13 @@ def compare_losses(
                 step = module.training_step(examples, 0)
         with parameters_of(module, others):
             effect = (module.example_losses(examples) - alone).abs().max().item()
-        stacked = _stacked_losses(
-            module,
-            parameters,
-            [weights if k == asked else others for k in range(len(counts))],
-            *(batch, counts, adapters),
-        )[rows]
+        stack = StackedAdapters(module, parameters)
+        stack.enter([weights if k == asked else others for k in range(len(counts))], adapters)
+        try:
+            stack.set_rows(counts, None)
+            stacked = module.example_losses(batch)[rows]
+        finally:
+            stack.leave()
     is_16_bits = _is_in_16_bits(module)
     most = IN_16_BITS if is_16_bits else NOT_ROUNDING
     slack = most + OF_EFFECT * effect if is_16_bits and math.isfinite(effect) else most
@@ -116,24 +117,6 @@ def compare_losses(
             "metrics of the clients alone that a round trains one at a time, if it has any: fed/loss is the mean loss of "
             "all visits"
         )
-
-
-def _stacked_losses(
-    module: L.LightningModule,
-    parameters: Mapping[str, Tensor],
-    states: Sequence[State],
-    batch: Any,
-    counts: Sequence[int],
-    adapters: Sequence[str | None],
-) -> Tensor:
-    assert isinstance(module, LossPerExample)
-    stack = StackedAdapters(module, parameters)
-    stack.enter(states, adapters)
-    try:
-        stack.set_rows(counts, None)
-        return module.example_losses(batch)
-    finally:
-        stack.leave()
 
 
 def _moved(parameters: Mapping[str, Tensor], seed: int) -> State:
