@@ -221,16 +221,15 @@ def run(
     rows: list[dict[str, Any]] = []
     of_stages: list[dict[str, Any]] = []
     seconds = 0.0
+    wanted_stages = [stage for steps in (*plan.values(), together) for stage in steps]
     with ExitStack() as stack:
         # Each seed has its own lock, so that several processes may share the seeds of a recipe.
-        for folder in dict.fromkeys(
-            stage.folder.parent for steps in (*plan.values(), together) for stage in steps
-        ):
+        for folder in dict.fromkeys(stage.folder.parent for stage in wanted_stages):
             stack.enter_context(alone_in(folder, "--output"))
         others = _other_seeds(recipe, output, plan)
         if only is None:
             plan |= others
-        _check([stage for steps in (*plan.values(), together) for stage in steps if not stage.is_done])
+        _check([stage for stage in wanted_stages if not stage.is_done])
         followers = None if processes is None else stack.enter_context(Followers(processes))
         for seed, steps in plan.items():
             for stage in steps:
