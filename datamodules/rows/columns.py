@@ -140,10 +140,7 @@ def _first_value(rows: Rows, path: str) -> Any:
 
 
 def _refuse_unlike_ids(rows: list[dict[str, Any]], path: str, source: str) -> None:
-    """Raise RowsError for a client's id that is a number of two kinds, or that has a lone surrogate.
-
-    Replaced, as in texts, the surrogate could make the id another client's.
-    """
+    """Raise RowsError for ids of two kinds of numbers; for a lone surrogate, which replaced could be another client's."""
     names: dict[float, str] = {}
     for number, row in enumerate(rows, 1):
         client = str(value := find_value(row, path))

@@ -22,9 +22,8 @@ class CandidatePool(Dataset):
         self.own, self.lengths, self.labelled = train, train.lengths, train.labelled
         self.tokenizer, self._uncut, self.max_tokens = tokenizer, template.uncut(), max_tokens
         self.candidates: dict[str, list[Candidate]] = {}  # client -> candidates that fit
-        self.positions: dict[
-            str, np.ndarray
-        ] = {}  # client -> places of these in this dataset, ``(candidates,)``
+        # client -> places of these in this dataset, ``(candidates,)``
+        self.positions: dict[str, np.ndarray] = {}
         self.too_long: dict[str, int] = {}  # client -> number of others; a candidate is never truncated
         self._encoded: ResponseExamples | None = None
         self._weights = np.empty(0)  # of all candidates so far
