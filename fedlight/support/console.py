@@ -59,10 +59,9 @@ def one_line_errors() -> Iterator[None]:
             signal.signal(signum, signal.SIG_IGN)
         print(f"fedlight: stopped {stop}".rstrip(), file=sys.stderr)
         sys.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
-    except BrokenPipeError:  # for `quiet_when_unread`
-        raise
     except Exception as error:
-        if not _can_be_mended(error):
+        # The first is for `quiet_when_unread`.
+        if isinstance(error, BrokenPipeError) or not _can_be_mended(error):
             raise
         if os.environ.get("FEDLIGHT_TRACEBACK"):
             traceback.print_exc()
