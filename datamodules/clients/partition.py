@@ -204,9 +204,8 @@ def by_key(keys: Sequence[str] | np.ndarray, min_size: int = 1) -> Clients:
     starts = np.split(np.argsort(key_of, kind="stable"), np.cumsum(counts)[:-1])
     split = {str(name): part for name, part in zip(names, starts, strict=True) if len(part) >= min_size}
     if not split:
-        largest = counts.max(initial=0)
         raise ValueError(
-            f"min_size={min_size} is above the {largest} examples of the largest client: lower it"
+            f"min_size={min_size} is above the {counts.max(initial=0)} examples of the largest client: lower it"
         )
     return split
 

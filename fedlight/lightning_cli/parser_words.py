@@ -72,11 +72,9 @@ def one_line(
     if match := re.search(of_class + r"Option '(\w[^']*)' is not accepted", message):
         said = message[: match.start()] if match[1] and _is_base(match[1], message[: match.start()]) else None
         return where + (_no_setting(match[1], match[2]) if said is None else _expected(said))
-    no_class = (
-        r"(?:Expected a dot import path string|Not a valid subclass of [^:\n]*)[:.] *(\S+)",
-        r"Problem with given class_path '([^']+)':\s+(?:No module named|module '\S+' has no)",
-    )
-    if match := re.search(no_class[0], message) or re.search(no_class[1], message):
+    unknown = r"(?:Expected a dot import path string|Not a valid subclass of [^:\n]*)[:.] *(\S+)"
+    no_module = r"Problem with given class_path '([^']+)':\s+(?:No module named|module '\S+' has no)"
+    if match := re.search(unknown, message) or re.search(no_module, message):
         return where + _no_class(match[1], message)
     if match := re.search(r"but (\S+) is abstract", message):
         names = _names(find_object(match[1]))

@@ -170,9 +170,8 @@ def _extract_function(code: str, function: str, fenced: bool) -> str:
     """Return the code from its first line, in a fenced block that of the block, up to the words after the function."""
     lines = code.expandtabs(4).splitlines()
     begins = re.compile(r"\S") if fenced else CODE_BEGINS
-    heads = [number for number, line in enumerate(lines) if begins.match(line.lstrip())]
+    begin = next(number for number, line in enumerate(lines) if begins.match(line.lstrip()))
     definition = next(number for number, line in enumerate(lines) if _defines(line, function))
-    begin = heads[0]
     margin = len(lines[begin]) - len(lines[begin].lstrip())  # the whole block may be indented
     lines = [line[margin:] if not line[:margin].strip() else line for line in lines]
     kept = lines[begin : definition + 1]
