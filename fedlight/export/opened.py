@@ -81,7 +81,7 @@ class Opened:
             module = self.kind(**settings)
         except TypeError as error:
             raise ValueError(
-                f"the config of {self.run.label} is not of this version of fedlight: {error}"
+                f"the config of {self.run.label} is not of this version of fedlight ({error}): take the one that trained it"
             ) from None
         module.configure_model()
         if content:
@@ -103,9 +103,8 @@ def open_run(folder: str | Path, checkpoint: str | None = None, model: str | Non
         model: where the base lies now; None: where the run found it.
 
     Raises:
-        FileNotFoundError: there is no such checkpoint.
+        OSError: there is no such checkpoint or model.
         ValueError: there is no run with a trained language model, or there are several.
-        OSError: there is no such model.
     """
     runs = [run for run in read_runs([folder]) if _adapter(run) is not None or _checkpoints(run)]
     if len(runs) > 1:

@@ -201,12 +201,11 @@ def _of_run(opened: Opened) -> list[str]:
     notes = chance_notes(read_recipe(opened.run.home).results())
     if opened.algorithm is None or not issubclass(opened.algorithm, (Ditto, FedRep, FedSALoRA)):
         return notes
-    lacks = ", whose head is as it was before training" if issubclass(opened.algorithm, FedRep) else ""
-    lacks = (
-        ", whose factors B are as they were before training"
-        if issubclass(opened.algorithm, FedSALoRA)
-        else lacks
-    )
+    lacks = ""
+    if issubclass(opened.algorithm, FedRep):
+        lacks = ", whose head is as it was before training"
+    elif issubclass(opened.algorithm, FedSALoRA):
+        lacks = ", whose factors B are as they were before training"
     note = (
         f"{opened.algorithm.__name__} trains a model for each client; this is the one that all share{lacks}. Scores of "
         "clients' own models are not its scores."
