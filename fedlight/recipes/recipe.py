@@ -239,6 +239,7 @@ def run(
             if only is None:
                 rows += [{**row, "seed": seed} for row in done["result"].get("rows", [])]
         seconds += sum(stage.run(followers)["seconds"] for stage in together)
+    rows.sort(key=lambda row: row["seed"])  # whichever command has trained it
     from fedlight.judges.finding import finding
     from fedlight.support.results import show, show_stages, versions
 
