@@ -48,6 +48,8 @@ def one_line_errors() -> Iterator[None]:
     """
     # Lightning would end with 0, or go on until the stage is over.
     before = signal.signal(signal.SIGTERM, _stop)
+    hook = sys.unraisablehook
+    sys.unraisablehook = partial(_stop_later, hook)
     # A closed terminal sends SIGHUP; under nohup it is ignored, and stays so.
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, partial(_hang_up, [handle for handle in (1, 2) if os.isatty(handle)]))
@@ -70,6 +72,8 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(REFUSED)
     else:
         signal.signal(signal.SIGTERM, before)  # ours would show a stack while Python ends
+    finally:
+        sys.unraisablehook = hook
 
 
 @contextmanager
@@ -131,6 +135,15 @@ def _message(error: Exception) -> str:
 
 def _stop(signum: int, frame: FrameType | None) -> None:
     raise Terminated
+
+
+def _stop_later(hook: Callable[["sys.UnraisableHookArgs"], object], lost: "sys.UnraisableHookArgs") -> None:
+    """Send a signal again whose exception Python drops, as in the callback of a weak reference and in ``__del__``."""
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        again = signal.SIGTERM if isinstance(lost.exc_value, Terminated) else signal.SIGINT
+        threading.Timer(0.01, os.kill, [os.getpid(), again]).start()
+    else:
+        hook(lost)
 
 
 def _hang_up(terminals: Sequence[int], signum: int, frame: FrameType | None) -> None:

@@ -64,3 +64,24 @@ def test_signals_while_a_stopped_program_ends_show_no_stack():
     )
     done = subprocess.run([sys.executable, "-c", finished], stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
+
+
+LOST = """
+import os, signal, sys, time, weakref
+from fedlight.support.console import one_line_errors
+class Thing: pass
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below nohup
+with one_line_errors():
+    thing = Thing()
+    reference = weakref.ref(thing, lambda _: (os.kill(os.getpid(), int(sys.argv[1])), time.sleep(0.1)))
+    del thing
+    time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_whose_exception_python_drops_stops_the_program(signum, code):
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", LOST, str(int(signum))], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (code, "fedlight: stopped\n")
+    assert time.monotonic() - begun < 20
