@@ -20,9 +20,8 @@ from fedlight.modules.language.adapter_folders import name_adapters
 from fedlight.modules.language.checkpoints import check_optimizer_settings
 from fedlight.modules.language.data_checks import check_batch
 from fedlight.modules.language.optimizers import Optimization, OptimizedModule
-from fedlight.modules.language.streams import own_stream
 from fedlight.support.checks import check_choice, check_range, refuse_below
-from fedlight.support.seeding import derive_seed
+from fedlight.support.seeding import derive_seed, own_stream
 from fedlight.support.settings_record import made_of
 
 Batch = dict[str, Tensor]

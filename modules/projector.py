@@ -21,10 +21,9 @@ from fedlight.evaluation.alignment import alignment
 from fedlight.modules.functional import info_nce
 from fedlight.modules.language.data_checks import check_batch
 from fedlight.modules.language.optimizers import Optimization, OptimizedModule
-from fedlight.modules.language.streams import own_stream
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.checks import check_range, refuse_below
-from fedlight.support.seeding import derive_seed
+from fedlight.support.seeding import derive_seed, own_stream
 from fedlight.support.settings_record import made_of
 
 Batch = dict[str, Tensor]

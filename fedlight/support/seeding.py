@@ -7,7 +7,10 @@ drawn before it. Here every random choice has a separate seed, derived from the 
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
+from typing import Any
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -35,3 +38,26 @@ def seed_streams(seed: int) -> None:
         torch.manual_seed(seed)
     else:  # torch.manual_seed takes 0.2 ms to note the seed for devices that this machine does not have
         torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def own_stream(seed: int, device: Any) -> Iterator[None]:
+    """Run the body on a torch stream with this seed, in [0, 2**64), on CPU and device; then restore the global stream.
+
+    Examples:
+        >>> import torch
+        >>> with own_stream(7, torch.device("cpu")):
+        ...     first = torch.rand(2)
+        >>> with own_stream(7, torch.device("cpu")):
+        ...     torch.equal(first, torch.rand(2))
+        True
+    """
+    import torch
+
+    on_cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_cuda else []):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed other devices, too
+        if on_cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlight.modules.language.adapter_folders import find_adapters
-from fedlight.modules.language.streams import own_stream
 from fedlight.support.checks import Settings, check_choice, check_range
-from fedlight.support.seeding import derive_seed
+from fedlight.support.seeding import derive_seed, own_stream
 
 
 @dataclass(frozen=True)

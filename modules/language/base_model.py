@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from fedlight.devices import hardware
 from fedlight.devices.measure.number_type import DTYPES, NumberType
 from fedlight.devices.quantization import HEADS, quiet_int8
-from fedlight.modules.language.streams import own_stream
 from fedlight.pretrained import hub
 from fedlight.pretrained.hub import find_model, hub_asked_once, shorten_load_errors
 from fedlight.support.checks import Settings
 from fedlight.support.console import silence_transformers
+from fedlight.support.seeding import own_stream
 
 BASES = ("plain", "int8", "nf4")
 PIECE = 2**23
