@@ -1,6 +1,7 @@
 """Settings of an app (``[tool.flwr.app.config]``), which server and nodes share, and of a node (``--node-config``)."""
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -102,7 +103,7 @@ def node_settings(
     Flower's own folder.
 
     Raises:
-        ValueError: a setting is unknown, or one of the federation.
+        ValueError: a setting is unknown, or one of the federation other than ``local_steps``.
 
     Examples:
         >>> values, folder, clients, part = node_settings({"data.init_args.source": "/data/a.jsonl", "clients": "a,b"}, 7)
@@ -111,10 +112,12 @@ def node_settings(
     """
     values = {name: value for name, value in node.items() if "." in name}
     unknown = [name for name in node if name not in values and name not in OF_NODE]
-    if unknown or (unknown := [name for name in values if name.startswith("federated.")]):
+    # Steps stand in each reply; anything else would be another federation in silence.
+    unknown += [name for name in values if re.match(r"federated\.(?!(init_args\.)?local_steps$)", name)]
+    if unknown:
         raise ValueError(
             f"--node-config has {unknown[0]}: give {', '.join(OF_NODE)}, or a setting of the config, such as "
-            "data.init_args.source='...'; those of federated are alike for all, in the app's config or its set"
+            "data.init_args.source='...'; those of federated but local_steps are the same for all, in the app's config"
         )
     part = int(node.get("partition-id", 0)), int(node.get("num-partitions", 1))
     refuse_below(1, "--node-config ", **{"num-partitions": part[1]})

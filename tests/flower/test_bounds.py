@@ -1,5 +1,7 @@
 """Bounds on a node's replies: tensors by names and shapes, all else by settings."""
 
+import re
+
 import pytest
 from changed_messages import with_visit
 from nodes_here import Here, Message, deploy, two_nodes, visits_of
@@ -84,6 +86,9 @@ def test_a_node_beyond_their_number_is_refused(number):
         node_settings({"partition-id": number, "num-partitions": 2}, 7)
 
 
-def test_a_node_has_no_settings_of_the_federation_of_its_own():
-    with pytest.raises(ValueError, match=r"has federated\.init_args\.local_steps: .*in the app's config"):
-        node_settings({"data.init_args.source": "a.jsonl", "federated.init_args.local_steps": 3}, 7)
+def test_of_the_federation_a_node_has_only_its_steps_of_its_own():
+    for steps in ({"federated.local_steps": 3}, {"federated.init_args.local_steps": 3}):
+        assert node_settings(steps, 7)[0] == steps
+    for name in ("federated.algorithm", "federated.init_args.algorithm.init_args.local_steps"):
+        with pytest.raises(ValueError, match=rf"has {re.escape(name)}: .*in the app's config"):
+            node_settings({"data.init_args.source": "a.jsonl", name: 3}, 7)
