@@ -228,7 +228,7 @@ def run(
             stack.enter_context(alone_in(folder, "--output"))
         others = _other_seeds(recipe, output, plan)
         if only is None:
-            plan |= others
+            plan = others | plan  # a damaged result of theirs is refused before any work
         _check([stage for stage in wanted_stages if not stage.is_done])
         followers = None if processes is None else stack.enter_context(Followers(processes))
         for seed, steps in plan.items():

@@ -213,6 +213,9 @@ def test_like_when_choose_and_interpolation(run_small):
     assert run_small(recipe, "--seeds", "3").code == 0
     assert run_small.done == ["one", "two", "last"]
     assert [row["seed"] for row in run_small.results()["rows"]] == [0, 3, 5]
+    (run_small.folder / "out/seed5/two/done.json").write_text("{")
+    assert "seed5/two/done.json is damaged" in refused(run_small(recipe, "--seeds", "4"))
+    assert run_small.done == []
 
 
 def test_extends_lays_recipes_over_others_the_later_on_top(run_small):
