@@ -82,14 +82,11 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) --editable .
 	@touch $@
 
+# hnswlib has no wheels: it is compiled while the rest is fetched. Where it or Flower cannot be had, the rest comes without it.
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) --editable '.[dev,hnsw,flower]' >$(VENV)/install.log 2>&1 || $(MAKE) --no-print-directory one-by-one
-	@touch $(VENV)/.run $@
-
-# Where one of the extras cannot be installed, the rest comes without it.
-one-by-one:
-	$(INSTALL) --editable '.[dev]'
-	@$(INSTALL) --editable '.[hnsw]' >$(VENV)/hnswlib.log 2>&1 \
+	@$(BIN)/python -m pip wheel --quiet --no-deps --constraint $(CONSTRAINTS) --wheel-dir $(VENV)/wheels hnswlib >$(VENV)/hnswlib.log 2>&1 & \
+		$(INSTALL) --editable '.[dev,flower]' >$(VENV)/flower.log 2>&1 || { $(INSTALL) --editable '.[dev]' \
+		&& echo "Flower could not be installed (see $(VENV)/flower.log): its tests are skipped"; }; code=$$?; wait; exit $$code
+	@$(INSTALL) --no-index --find-links $(VENV)/wheels hnswlib 2>>$(VENV)/hnswlib.log \
 		|| echo "hnswlib could not be compiled (see $(VENV)/hnswlib.log): its tests are skipped, searches are exact. With a C++ compiler, make again: touch pyproject.toml && make setup"
-	@$(INSTALL) --editable '.[flower]' >$(VENV)/flower.log 2>&1 \
-		|| echo "Flower could not be installed (see $(VENV)/flower.log): its tests are skipped"
+	@touch $(VENV)/.run $@
