@@ -111,7 +111,8 @@ class LocalWork:
         held = [p for group in optimizer.param_groups for p in group["params"]]
         by_gradients = any(p.grad is not None for p in held)
         moved = by_gradients if self.forward is None else self.forward.step(optimizer)
-        if not moved:  # training_step gave None
+        left_out = getattr(optimizer, "found_inf", None)  # the loss scale tells a fused kernel to leave the step out
+        if not moved or (left_out is not None and left_out.item()):  # no gradients: training_step gave None
             return
         self._backward_since_step = False
         self._steps += 1
