@@ -15,6 +15,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -253,9 +254,9 @@ class _Recorder(L.Callback):
             return
         if not visits or visits[-1][0] != visit.client_id:
             visits.append((visit.client_id, []))
-        visits[-1][1].append(Batch(copy.deepcopy(batch), torch.get_rng_state()))
+        visits[-1][1].append(Batch(move_data_to_device(copy.deepcopy(batch), "cpu"), torch.get_rng_state()))
 
 
 def weights(module: nn.Module) -> dict[str, torch.Tensor]:
     """A copy of the parameters by name."""
-    return {name: p.detach().clone() for name, p in module.named_parameters()}
+    return {name: p.detach().cpu().clone() for name, p in module.named_parameters()}

@@ -46,7 +46,7 @@ class History(L.Callback):
 
 def adapters(module):
     """Return a copy of what is trained."""
-    return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+    return {name: p.detach().cpu().clone() for name, p in module.named_parameters() if p.requires_grad}
 
 
 def run(algorithm, rounds=3, module=None, data=None, **more):

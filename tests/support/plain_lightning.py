@@ -125,7 +125,7 @@ def seeded(kind, *args, **kwargs):
 
 
 def weights(of):
-    return {name: p.detach().clone() for name, p in of.named_parameters()}
+    return {name: p.detach().cpu().clone() for name, p in of.named_parameters()}
 
 
 def assert_equal(a, b):

@@ -91,7 +91,7 @@ def fit(module, data, at_once=1, rounds=2, callbacks=(), ckpt_path=None, setting
         **quiet | {"max_epochs": rounds, **(settings or {})}, callbacks=[made, rows, *callbacks]
     )
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
-    trained = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+    trained = {name: p.detach().cpu().clone() for name, p in module.named_parameters() if p.requires_grad}
     return trained, rows.rows, rows.groups, made
 
 

@@ -6,6 +6,7 @@ from functools import partial
 import lightning as L
 import numpy as np
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from plain_lightning import Numbers, module, ten_clients, trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -52,7 +53,7 @@ class Synthesizing(FederatedDataModule):
             generator = torch.Generator().manual_seed(derive_seed("made", round_idx, client))
             x = torch.randn(0 if client in self.without else self.number, 4, generator=generator)
             with torch.no_grad(), eval_mode(module):
-                self.made[client] = x, x.sum(1, keepdim=True) + 0.5 * module.net(x)
+                self.made[client] = x, x.sum(1, keepdim=True) + 0.5 * module.net(x.to(module.device)).cpu()
             self.chosen[client] = torch.arange(self.num_synthetic(client))
 
     def choose(self, client_id, module):
@@ -60,7 +61,8 @@ class Synthesizing(FederatedDataModule):
         x, y = self.made[client_id]
         if len(x) > self.keep:
             with torch.no_grad(), eval_mode(module):
-                self.chosen[client_id] = (module.net(x) - y).square().flatten().argsort()[: self.keep]
+                errors = module.net(x.to(module.device)).cpu() - y
+                self.chosen[client_id] = errors.square().flatten().argsort()[: self.keep]
 
     def num_synthetic(self, client_id):
         return min(self.keep, len(self.made[client_id][0])) if client_id in self.made else 0
@@ -123,7 +125,7 @@ class Examples(Dataset):
 
 
 def state(of):
-    return {name: p.detach().clone() for name, p in of.named_parameters() if p.requires_grad}
+    return {name: p.detach().cpu().clone() for name, p in of.named_parameters() if p.requires_grad}
 
 
 class Batches(L.Callback):
@@ -134,7 +136,8 @@ class Batches(L.Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         visit = self.loop.visit
-        self.seen.setdefault((self.loop.rounds_done, visit.client_id, visit.split), []).append(batch)
+        batches = self.seen.setdefault((self.loop.rounds_done, visit.client_id, visit.split), [])
+        batches.append(move_data_to_device(batch, "cpu"))
 
 
 def run(algorithm, rounds=2, data=None, model=None, callbacks=(), ckpt_path=None, settings=None, **loop):

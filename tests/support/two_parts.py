@@ -2,6 +2,7 @@
 
 import lightning as L
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import nn
 from torch.func import functional_call
 
@@ -48,12 +49,12 @@ class Recorder(L.Callback):
         visits = self.visits.setdefault(loop.rounds_done, [])
         if not visits or visits[-1][0] is not loop.visit:
             visits.append((loop.visit, []))
-        visits[-1][1].append(batch)
+        visits[-1][1].append(move_data_to_device(batch, "cpu"))
 
 
 def weights(of):
     """Return a copy of all parameters by name."""
-    return {name: p.detach().clone() for name, p in of.named_parameters()}
+    return {name: p.detach().cpu().clone() for name, p in of.named_parameters()}
 
 
 def trained(module, start, batches, names=None, add=None):

@@ -25,7 +25,7 @@ def recorded(
     class Recorder(L.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             of_client = batches[federation.rounds_done].setdefault(federation.visit.client_id, [])
-            of_client.append([part.double() for part in batch])
+            of_client.append([part.cpu().double() for part in batch])
 
     model = model or module(optimizer="SGD", lr=LR, dropout=0.0)
     start = doubled(weights(model))

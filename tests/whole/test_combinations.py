@@ -60,7 +60,9 @@ def recorded(algorithm, rounds, **loop):
             federation = next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))
             if batch_idx == 0:
                 rows.append(({}, dict(federation.algorithm.groups)))
-            rows[-1][0].setdefault(federation.visit.client_id, []).append([b.double().numpy() for b in batch])
+            rows[-1][0].setdefault(federation.visit.client_id, []).append(
+                [b.cpu().double().numpy() for b in batch]
+            )
 
         def on_train_epoch_end(self, trainer, pl_module):
             after.append(weights(pl_module))

@@ -24,7 +24,7 @@ PLAIN = {"optimizer": "SGD", "dropout": 0.0, "norm": True}
 
 
 def state_of(of):
-    return {name: value.detach().clone() for name, value in of.state_dict().items()}
+    return {name: value.detach().cpu().clone() for name, value in of.state_dict().items()}
 
 
 class Seen(Recorder):

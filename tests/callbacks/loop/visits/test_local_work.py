@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -13,6 +14,7 @@ from written_out import LR, assert_close, combined, doubled, gradients, recorded
 
 from fedlight import FedAvg, FedProx, RoundProgress, Scaffold, VisitLog
 from fedlight.callbacks.loop.parts.optimizers import scaler_of
+from fedlight.callbacks.loop.visits.visit import step_losses
 
 
 class Manual(Regression):
@@ -323,6 +325,13 @@ class Partly(Regression):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.net[3].parameters(), lr=LR)
+
+
+def test_losses_are_on_the_modules_device():
+    """A plain 0, of a batch that is left out, may be on the CPU beside losses of a GPU."""
+    model = Regression().to("meta")
+    fit = SimpleNamespace(lightning_module=model, accumulate_grad_batches=1)
+    assert step_losses(fit, {"loss": torch.zeros(())}).device == model.device
 
 
 def test_gradients_of_parameters_outside_the_optimizer_are_cleared_as_well():

@@ -90,7 +90,9 @@ class Recorder(L.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         (loop,) = (one for one in trainer.callbacks if isinstance(one, FederatedLoop))
         assert loop.visit.split == "mixed"
-        self.batches[-1][loop.visit.client_id].append({name: part.clone() for name, part in batch.items()})
+        self.batches[-1][loop.visit.client_id].append(
+            {name: part.cpu().clone() for name, part in batch.items()}
+        )
 
     def on_train_end(self, trainer, pl_module):
         self.states.append(state_of(pl_module))
