@@ -61,6 +61,7 @@ from fedlight.callbacks.loop.visits.visit import (
     step_losses,
 )
 from fedlight.devices.fleet import Fleet
+from fedlight.devices.hardware import wait_for
 from fedlight.federation.algorithm import (
     Aggregation,
     Algorithm,
@@ -294,6 +295,7 @@ class FederatedLoop(LoopView):
             if not pl_module.automatic_optimization:
                 work.refuse_unused_gradients(ended[0].visiting.visit)
             optimizers.refuse_joined(trainer, self._parameters, ended[0].visiting.visit.client_id)
+            wait_for(pl_module.device)  # whose time is the visit's
             work.leave(len(ended))
             under_way.end_group(group)
         # Here, since Lightning validates before on_train_epoch_end.

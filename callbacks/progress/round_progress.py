@@ -147,7 +147,7 @@ class RoundProgress(Checked, ProgressBar):
         batches = round((self._rounds_after + 1) * self._total) - done
         tokens = round(sum(self._tokens) / len(self._tokens) * batches)
         said = [f"{batches:,} batches", *([f"about {tokens:,} tokens"] if tokens else []), self._left(share)]
-        peak = hardware.peak_memory()
+        peak = hardware.peak_memory(trainer.lightning_module.device)
         kinds = dict.fromkeys(map(type, trainer.callbacks))  # type: ignore[attr-defined]
         if between := [kind.__name__ for kind in kinds if works_between_rounds(kind)]:
             said.append(f"not counted: {', '.join(between)}")

@@ -76,10 +76,11 @@ def test_these_tests_see_no_gpu(request):
 
 
 def test_peak_memory_is_in_bytes_and_none_where_the_system_does_not_say(monkeypatch):
-    monkeypatch.setattr(hardware, "has_cuda", lambda: False)
-    linux = hardware.peak_memory()
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(hardware, "has_cuda", lambda: True)  # a GPU says nothing of a run on the processor
+    linux = hardware.peak_memory(cpu)
     assert linux > 50 * 2**20  # torch alone takes that
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert linux / 1024 <= hardware.peak_memory() < linux  # getrusage gives bytes there
+    assert linux / 1024 <= hardware.peak_memory(cpu) < linux  # getrusage gives bytes there
     monkeypatch.setitem(sys.modules, "resource", None)
-    assert hardware.peak_memory() is None
+    assert hardware.peak_memory(cpu) is None

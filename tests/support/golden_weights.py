@@ -121,7 +121,11 @@ def numbers(state) -> list[torch.Tensor]:
         return [flat for name in sorted(state, key=str) for flat in numbers(state[name])]
     if isinstance(state, (list, tuple)):
         return [flat for part in state for flat in numbers(part)]
-    return [state.double().flatten()] if isinstance(state, torch.Tensor) and state.is_floating_point() else []
+    return (
+        [state.cpu().double().flatten()]
+        if isinstance(state, torch.Tensor) and state.is_floating_point()
+        else []
+    )
 
 
 def summary(state: Mapping) -> dict:

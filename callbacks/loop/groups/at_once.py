@@ -22,7 +22,7 @@ from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import Kind, form_bundles
 from fedlight.callbacks.loop.run import LossPerExample, Run, ready
 from fedlight.callbacks.loop.visits.visit import OpenGroup
-from fedlight.devices.hardware import peak_memory
+from fedlight.devices.hardware import peak_memory, wait_for
 from fedlight.federation.client import Visit
 from fedlight.federation.protocols import StreamsGroups
 from fedlight.processes.team import current_team
@@ -116,7 +116,7 @@ class AtOnce(Part):
         with isolate_rng(), undisturbed(self._module):
             self._module.train()
             for number in (*(2**k for k in range((most - 1).bit_length())), most):  # 1, 2, 4, ... and all
-                before = peak_memory(reserved=True) or 0
+                before = peak_memory(self._module.device, reserved=True) or 0
                 try:
                     seconds = self._seconds(visits[:number], round_idx)
                 except torch.OutOfMemoryError:
@@ -127,7 +127,7 @@ class AtOnce(Part):
                 rates[number] = number / seconds
                 is_worse = rates[number] * WORSE < max(rates.values())
                 # Twice the clients take twice the memory of these, whose own is free again.
-                taken = (peak_memory(reserved=True) or 0) - before
+                taken = (peak_memory(self._module.device, reserved=True) or 0) - before
                 if is_worse or 2 * taken > SHARE_OF_MEMORY * _free(self._module.device):
                     break
         best = max(rates, key=lambda number: rates[number], default=1)
@@ -160,8 +160,7 @@ class AtOnce(Part):
                 with self._trainer.precision_plugin.forward_context():
                     losses = module.example_losses(batch)
                 losses.sum().backward()
-                if module.device.type == "cuda":
-                    torch.cuda.synchronize(module.device)
+                wait_for(module.device)
                 times.append(time.perf_counter() - start)
             return min(times[1:])
         finally:

@@ -111,10 +111,8 @@ class LocalWork:
         held = [p for group in optimizer.param_groups for p in group["params"]]
         by_gradients = any(p.grad is not None for p in held)
         moved = by_gradients if self.forward is None else self.forward.step(optimizer)
-        left_out = getattr(
-            optimizer, "found_inf", None
-        )  # the loss scale tells a fused kernel to leave the step out
-        if not moved or (left_out is not None and left_out.item()):  # no gradients: training_step gave None
+        # Without gradients training_step gave None; of gradients that overflowed a fused kernel leaves the step out itself.
+        if not moved or getattr(optimizer, "found_inf", None):
             return
         self._backward_since_step = False
         self._steps += 1
@@ -210,14 +208,8 @@ def step_losses(trainer: L.Trainer, outputs: Any) -> Tensor | None:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if not isinstance(loss, Tensor):
         return None
-    loss = loss.detach().to(
-        trainer.lightning_module.device
-    )  # a plain 0 for a batch that is left out may be on the CPU
-    # Lightning has divided a copy of the loss; the loss of a manual step is the module's own.
-    divided_by = trainer.accumulate_grad_batches
-    if divided_by == 1 and trainer.lightning_module.automatic_optimization:
-        return loss
-    return loss * divided_by
+    # Lightning has divided a copy of the loss. A plain 0, for a batch that is left out, may be on the CPU.
+    return loss.detach().to(trainer.lightning_module.device) * trainer.accumulate_grad_batches
 
 
 @dataclass

@@ -167,7 +167,7 @@ def test_a_long_fit_is_foretold_once(monkeypatch, least, said):
     """Ten batches in each of two rounds; the loss is that of a batch of one number."""
     monkeypatch.setattr(round_progress, "FORETOLD_AFTER", 0.0)
     monkeypatch.setattr(round_progress, "MINUTE", least)
-    monkeypatch.setattr(round_progress.hardware, "peak_memory", lambda: 3_140_000_000)
+    monkeypatch.setattr(round_progress.hardware, "peak_memory", lambda device: 3_140_000_000)
     shown = shown_by(TokensLoss(), terminal=False)
     lines = [line for line in shown.splitlines() if "so far" in line]
     assert len(lines) == said

@@ -62,7 +62,7 @@ def test_a_trial_leaves_no_trace(times, same_as, seconds):
 def test_what_has_no_room_is_not_tried(seconds, monkeypatch):
     seen = seconds({1: 1.0, 2: 1.0, 4: 1.0})
     grown = iter([0, 100, 100, 300])  # before and after each number
-    monkeypatch.setattr(at_once, "peak_memory", lambda reserved: next(grown))
+    monkeypatch.setattr(at_once, "peak_memory", lambda device, reserved: next(grown))
     monkeypatch.setattr(at_once, "_free", lambda device: 500.0)
     _, _, groups, _ = fit(Lora(), Points(), "auto", rounds=1)
     assert seen == [1, 2]  # four would take 400 of 500 bytes

@@ -1,3 +1,4 @@
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from torch import nn
 from written_out import LR, assert_close, combined, doubled, gradients, recorded, scaffold
 
 from fedlight import FedAvg, FedProx, RoundProgress, Scaffold, VisitLog
+from fedlight.callbacks.loop import federated_loop
 from fedlight.callbacks.loop.parts.optimizers import scaler_of
 from fedlight.callbacks.loop.visits.visit import step_losses
 
@@ -325,6 +327,13 @@ class Partly(Regression):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.net[3].parameters(), lr=LR)
+
+
+def test_a_visit_takes_until_the_device_has_done_its_work(monkeypatch):
+    """A call returns before a GPU has computed its result."""
+    monkeypatch.setattr(federated_loop, "wait_for", lambda device: time.sleep(0.05))
+    _, loop = federate(rounds=1)
+    assert [row["seconds"] >= 0.05 for row in loop.visit_records] == [True] * 3
 
 
 def test_losses_are_on_the_modules_device():
