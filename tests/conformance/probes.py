@@ -42,4 +42,4 @@ class Watch(L.Callback):
 
 
 def same(a, b):
-    return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
+    return a.keys() == b.keys() and all(a[name].cpu().equal(b[name].cpu()) for name in a)

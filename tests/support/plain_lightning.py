@@ -131,7 +131,7 @@ def weights(of):
 def assert_equal(a, b):
     assert a.keys() == b.keys()
     for name in a:
-        assert torch.equal(a[name], b[name]), name
+        assert torch.equal(a[name].cpu(), b[name].cpu()), name
 
 
 def federate(rounds=3, clients=ten_clients, model=None, callbacks=(), settings=None, **loop):

@@ -99,7 +99,7 @@ class Recorder(L.Callback):
 
 
 def state_of(module):
-    return {name: weight.clone() for name, weight in module.state_dict().items()}
+    return {name: weight.cpu().clone() for name, weight in module.state_dict().items()}
 
 
 def fit(data, folder, weighting="performance", rounds=2):
