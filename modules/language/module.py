@@ -126,12 +126,12 @@ class LanguageModule(ReadsModel, OptimizedModule):
         config = base_model.read_config(options.model, options.execution["trust_remote_code"])
         check_max_tokens(config, options.model, data)
         if self.network is None:  # a base that is loaded may have the type of a checkpoint
-            # Processes that measure may find unlike types.
-            self._number_type = NumberType(*once(lambda: tuple(self._choose_dtype())))
+            # Processes that measure may find unlike types. The default device is the trainer's in configure_model alone.
+            self._number_type = NumberType(*once(lambda: tuple(self._choose_dtype(self.device))))
 
-    def _choose_dtype(self) -> NumberType:
+    def _choose_dtype(self, device: torch.device) -> NumberType:
         config = base_model.read_config(self.options.model, self.options.execution["trust_remote_code"])
-        return choose_dtype(self.options.dtype, torch.get_default_device(), base_model.width_of(config))
+        return choose_dtype(self.options.dtype, device, base_model.width_of(config))
 
     def configure_model(self) -> None:
         if self.network is not None:
@@ -155,7 +155,7 @@ class LanguageModule(ReadsModel, OptimizedModule):
         """Return the base without an adapter, and the names of its parameters that are in no folder."""
         options = {name: self.options[name] for name in ("model", "base", "seed")}
         options["trust_remote_code"] = self.options.execution["trust_remote_code"]
-        self._number_type = self._number_type or self._choose_dtype()
+        self._number_type = self._number_type or self._choose_dtype(torch.get_default_device())
         base_model.log_number_type(self.options.base, self._number_type)
         dtype = self._number_type.name
         network, new = base_model.load_base(**options, dtype=dtype, num_labels=self.num_labels)

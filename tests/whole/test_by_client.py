@@ -83,7 +83,7 @@ class Data(L.LightningDataModule):
 
     def transfer_batch_to_device(self, batch, device, dataloader_idx):
         self.calls.append("transfer")
-        return batch
+        return [part.to(device) for part in batch]
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
         self.calls.append("after")

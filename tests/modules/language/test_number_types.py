@@ -174,6 +174,17 @@ def test_all_processes_take_what_the_first_one_measured(llama, monkeypatch):
     assert module.causal_lm.dtype == torch.bfloat16
 
 
+def test_a_run_on_a_gpu_has_the_type_in_which_it_computes(llama, monkeypatch):
+    """Lightning gives a module its device before ``setup``, where torch's default device is still the CPU."""
+    monkeypatch.setattr(hardware, "computes_bf16", lambda device: device.type == "cuda")
+    monkeypatch.setattr(SFTModule, "trainer", SimpleNamespace(precision="32-true"))
+    module = SFTModule(llama)
+    module._device = torch.device("cuda", 0)
+    module.setup("fit")
+    module.on_save_checkpoint(checkpoint := {"base": None})
+    assert checkpoint["number_type"] == "bf16"
+
+
 @pytest.mark.parametrize("dtype", ["auto", "fp32"])
 def test_a_checkpoint_keeps_what_auto_was(build, monkeypatch, tmp_path, dtype):
     """On a CPU without bf16, too; where the setting names a type that one counts."""
