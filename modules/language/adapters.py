@@ -139,9 +139,10 @@ def load_adapters(network: Any, folder: str, task: str, names: Sequence[str] = (
     (first, start), *others = zip(names, folders, strict=True)
     try:
         with _filter_peft_warnings():
-            network = PeftModel.from_pretrained(network, start, adapter_name=first, is_trainable=True)
+            # PEFT would read the files to a GPU, wherever the base is.
+            network = PeftModel.from_pretrained(network, start, first, is_trainable=True, torch_device="cpu")
             for name, path in others:
-                if network.load_adapter(path, adapter_name=name, is_trainable=True).missing_keys:
+                if network.load_adapter(path, name, is_trainable=True, torch_device="cpu").missing_keys:
                     raise ValueError(f"{path!r} lacks weights")
     except (RuntimeError, ValueError, UserWarning) as error:  # of torch, PEFT and the filter
         what = " ".join(str(error).split())[:200]  # the first line of torch's alone says nothing

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from adapted import ready, same
-from peft import PeftModel
+from peft import PeftModel, peft_model
 from text_batches import make_choice_batch, make_pair_batch
 from tiny_world import make_encoder
 from transformers import AutoModelForSequenceClassification
@@ -94,7 +94,7 @@ def test_training_one_leaves_the_others_bit_for_bit(build, make_trainer, loader)
     assert len(module.state_dict()) == 3 * len(start)
 
 
-def test_all_are_saved_and_reloaded(build, make_trainer, loader, tmp_path):
+def test_all_are_saved_and_reloaded(build, make_trainer, loader, tmp_path, monkeypatch):
     make, batch = build
     module, trainer = tuned(make(), parts=PARTS), make_trainer(max_epochs=1)
     module.use_adapter("adapter2")
@@ -102,6 +102,7 @@ def test_all_are_saved_and_reloaded(build, make_trainer, loader, tmp_path):
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     again = SelectorModule.load_from_checkpoint(tmp_path / "x.ckpt").eval()
     module.save_adapter(tmp_path / "adapters")
+    monkeypatch.setattr(peft_model, "infer_device", lambda: "cuda")  # a machine with a GPU
     from_folder = ready(make(num_adapters=1, adapter=str(tmp_path / "adapters"), seed=9)).eval()
     one = ready(make(num_adapters=1, adapter=str(tmp_path / "adapters/adapter1"))).eval()
     assert (again.adapter_names, one.adapter_names) == (module.adapter_names, ["default"])
