@@ -156,7 +156,7 @@ class CostMeter:
             module, batch = self.module, self.module.sketch_batch(shape)
             return _counted(module, batch, lambda: module.sketch_losses(batch).mean(), checkpointing, forward)
         assert self._example_batch is not None
-        with torch.random.fork_rng():  # the run's draws stay as they are
+        with torch.random.fork_rng(devices=[]):  # the run's draws stay as they are
             batch = self._example_batch(shape.examples)
         # A step that was set on this one object may refer to it, and would run on it instead of on the copy.
         if "training_step" not in vars(self.module):
@@ -218,8 +218,9 @@ def _counted(
 ) -> StepCost:
     module.train()  # a step drops entries
     known = [*module.parameters(), *module.buffers(), *tensors(batch)]
+    devices = {tensor.device for tensor in known if tensor.is_cuda}
     if forward:
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.random.fork_rng(devices), torch.no_grad():
             counted = ShapeRun(known)
             with counted:
                 step()
@@ -231,7 +232,7 @@ def _counted(
             weight.grad = torch.zeros_like(weight)
     # The footprint at rest has the gradients already.
     known += [weight.grad for weight in known if weight.grad is not None]
-    with torch.random.fork_rng(), torch.enable_grad(), _checkpointing(module, checkpointing):
+    with torch.random.fork_rng(devices), torch.enable_grad(), _checkpointing(module, checkpointing):
         counted = ShapeRun(known)
         with counted:
             step().backward()

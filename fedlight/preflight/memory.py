@@ -229,7 +229,8 @@ def step_seconds(config: Any, work: Workload, cuda: bool = False) -> float:
     part = replace(shape, examples=examples, responses=shape.responses * examples // shape.examples)
     module, _ = build(config)
     seconds = 0.0
-    with choose_device("cuda" if cuda else "cpu"), torch.random.fork_rng(), torch.enable_grad():
+    devices = ["cuda"] if cuda else []
+    with choose_device("cuda" if cuda else "cpu"), torch.random.fork_rng(devices), torch.enable_grad():
         module.configure_model()
         batch = module.train().sketch_batch(part)
         for _ in range(2):  # the second counts: the first one fills caches

@@ -2,6 +2,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fedlight.devices import BatchShape, CostMeter
 from fedlight.devices.forecast import Workload
@@ -63,6 +64,8 @@ def test_a_step_is_the_second_of_two_batches_and_grows_with_the_operations(monke
     shape = BatchShape(8, 256, 8 * 255)
     ticks = itertools.accumulate([0.0, 1.0, 0.0, 3.0])
     monkeypatch.setattr(memory, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    # Torch warns before it forks the streams of both.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     work = Workload(meter, (), 8.0, shape, 1, 0, 0)
     assert memory.step_seconds(config, work) == pytest.approx(6.0, rel=1e-3)
 
