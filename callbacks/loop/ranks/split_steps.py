@@ -145,7 +145,7 @@ class SplitSteps(Part):
                 if torch.is_grad_enabled() and loss.requires_grad:  # no row may have a label
                     with torch.autocast(loss.device.type, enabled=False):  # as in backward
                         gradients = _gradients(loss * share, weights, by_hooks=bool(split))
-                total, gradients = _added_up(loss.detach() * share, gradients, weights)
+                total, gradients = _added_up(loss.detach().to(module.device) * share, gradients, weights)
                 gradients += [_taken(weight) for weight in split]
                 weights += [held_here(weight) for weight in split]
             if torch.is_grad_enabled():
