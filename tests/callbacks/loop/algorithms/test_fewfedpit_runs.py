@@ -126,7 +126,7 @@ class BasesSeen(Synthesizing):
 
     def base(self, module):
         with torch.no_grad():
-            return module.net[:3](torch.ones(1, 4, device=module.device))
+            return module.net[:3](torch.ones(1, 4, device=module.device)).cpu()
 
 
 def test_candidates_are_made_and_chosen_on_the_base_of_the_clients_device(tmp_path):
