@@ -373,6 +373,7 @@ def test_accumulation_that_a_callback_changes_unannounced_is_refused():
         federate(callbacks=[Changes()])
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")  # said once in a process
 @pytest.mark.parametrize("algorithm", [FedProx(mu=0.1), Scaffold()])
 def test_a_step_without_a_loss_is_left_out_whatever_the_algorithm_adds_to_gradients(algorithm):
     class EverySecond(Regression):
