@@ -96,6 +96,8 @@ def load_base(
         )
     if base == "nf4":
         _disable_cpu_packing(network)
+    if base == "int8":
+        _keep_scales_beside_weights(network)
     new = sorted(report["missing_keys"])
     if num_labels is None and new:  # a classifier's head may be new
         raise ValueError(f"model={model!r} lacks weights of a causal language model: {', '.join(new[:3])}")
@@ -165,6 +167,23 @@ def _disable_cpu_packing(network: nn.Module) -> None:
         if isinstance(layer, Linear4bit):
             # Its kernel for packed weights gives no gradient to lower layers; training goes on after validation.
             layer.support_avx512bf16_for_cpu = False
+
+
+def _keep_scales_beside_weights(network: nn.Module) -> None:
+    """Let int8 layers follow a module that is moved, as by a Trainer before and after it trains on a GPU."""
+    from bitsandbytes.nn import Linear8bitLt
+
+    for layer in network.modules():
+        if isinstance(layer, Linear8bitLt):
+            layer.register_forward_pre_hook(_gather)
+
+
+def _gather(layer: Any, inputs: Any) -> None:
+    # bitsandbytes moves its references when the layer's own `to` is called, not when a module around it moves.
+    weight = layer.weight
+    for held in (weight, layer.state):
+        if held.CB is not None and held.CB.device != weight.device:
+            held.CB, held.SCB = weight.data, held.SCB.to(weight.device)
 
 
 def _quantization_options(

@@ -82,3 +82,13 @@ def test_nf4_layers_can_be_trained_after_a_validation_on_any_cpu(llama, monkeypa
     layers = [layer for layer in network.modules() if isinstance(layer, Linear4bit)]
     assert layers
     assert not any(layer.support_avx512bf16_for_cpu for layer in layers)
+
+
+def test_int8_layers_compute_with_their_weights_after_a_move(llama):
+    module = ready(SFTModule(llama, base="int8"))
+    layer = next(part for part in module.modules() if type(part).__name__ == "Linear8bitLt")
+    x = torch.ones(1, layer.in_features)
+    before = layer(x)
+    # As after Module.cuda() or cpu(): the weight is on the new device, bitsandbytes' reference to it on the one before.
+    layer.state.CB = layer.state.CB.to("meta")
+    assert torch.equal(layer(x), before)
