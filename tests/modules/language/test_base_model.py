@@ -2,6 +2,7 @@ import json
 import shutil
 from pathlib import Path
 
+import bitsandbytes
 import pytest
 import torch
 from adapted import ready
@@ -86,7 +87,7 @@ def test_nf4_layers_can_be_trained_after_a_validation_on_any_cpu(llama, monkeypa
 
 def test_int8_layers_compute_with_their_weights_after_a_move(llama):
     module = ready(SFTModule(llama, base="int8"))
-    layer = next(part for part in module.modules() if type(part).__name__ == "Linear8bitLt")
+    layer = next(part for part in module.modules() if isinstance(part, bitsandbytes.nn.Linear8bitLt))
     x = torch.ones(1, layer.in_features)
     before = layer(x)
     # As after Module.cuda() or cpu(): the weight is on the new device, bitsandbytes' reference to it on the one before.
