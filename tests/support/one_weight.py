@@ -2,6 +2,7 @@
 
 import lightning as L
 import torch
+from lightning.fabric.utilities import move_data_to_device
 
 
 class OneWeight(L.LightningModule):
@@ -28,6 +29,6 @@ class Outputs(L.Callback):
         self.seen = []
 
     def on_validation_batch_end(self, trainer, pl_module, outputs, *rest):
-        self.seen.append(outputs)
+        self.seen.append(move_data_to_device(outputs, "cpu"))
 
     on_test_batch_end = on_validation_batch_end

@@ -352,7 +352,7 @@ def digest(value):
 
 def _plain(value):
     if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), value.detach().contiguous().numpy().tobytes()
+        return str(value.dtype), tuple(value.shape), value.detach().cpu().contiguous().numpy().tobytes()
     if isinstance(value, dict):
         return [
             (str(key), _plain(item)) for key, item in sorted(value.items(), key=lambda pair: str(pair[0]))
