@@ -113,6 +113,7 @@ class Training:
 
         Raises:
             OSError: the model cannot be read.
+            RuntimeError: memory is short, as on a GPU that others use.
             ValueError: the model or its task cannot be used.
         """
         announce(f"time of {self.settings['module']} on {self.model}: two batches")
@@ -255,7 +256,7 @@ def takes(training: Training) -> Finding:
     what = f"time of {training.settings['module']} on {training.model}"
     try:
         seconds = training.batch_seconds
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         return unknown(what, str(error))
     batch = f"a batch of {training.texts} texts of {shape.tokens} tokens"
     said = [f"{in_largest_unit(seconds)} for {batch}, measured here"]

@@ -100,3 +100,12 @@ def test_what_does_not_fit_is_not_tried(monkeypatch):
     monkeypatch.setattr(memory, "step_seconds", lambda *_: pytest.fail("loaded"))
     monkeypatch.setattr(memory, "memory_of", lambda cuda: MachineMemory(10**6, "this machine has 1.0 MB"))
     assert memory.check_time([counted()]) == []
+
+
+def test_a_gpu_that_others_fill_is_said(monkeypatch):
+    def fails(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(memory, "step_seconds", fails)
+    (found,) = memory.check_time([counted()])
+    assert (found.state, found.detail) == (State.UNKNOWN, "CUDA out of memory")
