@@ -224,13 +224,16 @@ def add_forgetting(
 
 
 def _tuned(folder: Path, model: str, dtype: str) -> Any:
+    from fedlight.devices import hardware
     from fedlight.modules.sft import SFTModule
 
     checkpoints = sorted(folder.glob("checkpoints/*.ckpt"), key=lambda file: file.stat().st_mtime)
-    if checkpoints and not (folder / "adapter_config.json").is_file():
-        return SFTModule.load_from_checkpoint(checkpoints[-1], model=model, dtype=dtype).eval()
-    module = SFTModule(model, adapter=str(folder), dtype=dtype)
-    module.configure_model()
+    with hardware.choose_device("auto") as device:
+        if checkpoints and not (folder / "adapter_config.json").is_file():
+            load = SFTModule.load_from_checkpoint
+            return load(checkpoints[-1], map_location=device, model=model, dtype=dtype).eval()
+        module = SFTModule(model, adapter=str(folder), dtype=dtype)
+        module.configure_model()
     return module.eval()
 
 

@@ -5,6 +5,7 @@ from finished import finished
 from tiny_world import make_model, read_lines, write_rows
 
 from fedlight.callbacks.scores.forgetting import measure
+from fedlight.devices import hardware
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.modules.sft import SFTModule
 from fedlight.recipes import steps
@@ -190,8 +191,10 @@ def test_a_merged_model_says_what_base_and_adapter_say(tmp_path):
     assert merged != said(model=model)
 
 
-def test_what_tuned_models_lost_stands_beside_their_results(tmp_path, tiny_model):
+def test_what_tuned_models_lost_stands_beside_their_results(tmp_path, tiny_model, monkeypatch):
     """An adapter, a run with a checkpoint alone, and a method that was not run."""
+    asked = []
+    monkeypatch.setattr(hardware, "choose_device", lambda name: asked.append(name) or torch.device("cpu"))
     module = SFTModule(tiny_model, dtype="fp32", lr=0.5)
     module.configure_model()
     with torch.no_grad():
@@ -212,4 +215,5 @@ def test_what_tuned_models_lost_stands_beside_their_results(tmp_path, tiny_model
     assert a != raw
     assert c is None
     assert [row["score"] for row in found] == [0, 1, 2, 3]
+    assert asked == ["auto", "auto"]  # on the GPU where there is one
     assert found[0]["knowledge"] == measure(module)["forgetting/knowledge_raw"]
