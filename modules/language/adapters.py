@@ -98,7 +98,8 @@ def create_adapters(
         settings = {**lora, "task_type": TaskType(lora["task_type"]), "target_modules": layers}
         return LoraConfig(**settings, modules_to_save=list(saved))  # a copy: PEFT adds to it
 
-    with _filter_peft_warnings(), own_stream(seed, network.device):
+    # Drawn on the CPU, and so alike on every device; PEFT moves them to the layers.
+    with _filter_peft_warnings(), own_stream(seed, torch.device("cpu")), torch.device("cpu"):
         try:
             network = get_peft_model(network, make_config(targets), adapter_name=names[0])
         except ValueError as error:

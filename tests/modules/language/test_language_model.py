@@ -125,6 +125,15 @@ def test_training_on_a_gpu(llama, base, make_trainer, loader):
     assert len(module.generate(["the cat", "a dog ran"], n=2, max_new_tokens=3)) == 2
 
 
+@pytest.mark.gpu
+def test_adapters_begin_alike_on_a_gpu(llama):
+    with torch.device("cuda"):
+        there = ready(SFTModule(llama, num_adapters=2, dtype="fp32"))
+    here = ready(SFTModule(llama, num_adapters=2, dtype="fp32")).state_dict()
+    assert {value.device.type for value in there.state_dict().values()} == {"cuda"}
+    assert all(torch.equal(value.cpu(), here[name]) for name, value in there.state_dict().items())
+
+
 @pytest.mark.skipif(
     not (Path(os.environ.get("FEDLIGHT_SHARED", "/nowhere")) / "models/stories260k").is_dir(),
     reason="FEDLIGHT_SHARED names no folder with models/stories260k",
