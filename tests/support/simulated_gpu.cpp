@@ -26,6 +26,7 @@ using Maybe = std::optional<Tensor>;
 const c10::Device GPU(c10::DeviceType::CUDA, 0);
 const c10::Stream STREAM(c10::Stream::DEFAULT, GPU);
 constexpr uint64_t SEED = 67280421310721;  // torch's own default
+constexpr uint64_t OTHER = 0x9E3779B97F4A7C15;  // a GPU draws other numbers from a seed than the CPU
 constexpr int64_t HEAD = 64;               // bytes before an allocation, which hold its size
 std::atomic<int64_t> now{0}, peak{0};
 
@@ -50,13 +51,13 @@ struct Memory final : c10::Allocator {
 Memory memory;
 
 struct Generator final : c10::GeneratorImpl {
-  at::Generator cpu = at::detail::createCPUGenerator(SEED);
+  at::Generator cpu = at::detail::createCPUGenerator(SEED ^ OTHER);
   Generator() : GeneratorImpl(GPU, c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
-  void set_current_seed(uint64_t seed) override { cpu.set_current_seed(seed); }
+  void set_current_seed(uint64_t seed) override { cpu.set_current_seed(seed ^ OTHER); }
   void set_offset(uint64_t) override {}
   uint64_t get_offset() const override { return 0; }
-  uint64_t current_seed() const override { return cpu.current_seed(); }
-  uint64_t seed() override { return cpu.seed(); }
+  uint64_t current_seed() const override { return cpu.current_seed() ^ OTHER; }
+  uint64_t seed() override { return cpu.seed() ^ OTHER; }
   void set_state(const c10::TensorImpl& state) override { cpu.unsafeGetGeneratorImpl()->set_state(state); }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return cpu.unsafeGetGeneratorImpl()->get_state(); }
   Generator* clone_impl() const override {
@@ -186,12 +187,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor& x, const Maybe& weig
 // Torch chooses its kernel by a table that has no entry for a GPU in this build.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask, double dropout, bool causal,
                  std::optional<double> scale, bool grouped) {
-  bool same = q.is_cuda() && k.is_cuda() && v.is_cuda() && (!mask || !mask->defined() || mask->is_cuda());
-  TORCH_CHECK(same, "attention: tensors on cuda:0 and cpu");
-  auto there = mask && mask->defined() ? Maybe(mask->cpu()) : std::nullopt;
-  std::optional<Swapped> swapped;
-  if (dropout > 0) swapped.emplace();
-  return at::scaled_dot_product_attention(q.cpu(), k.cpu(), v.cpu(), there, dropout, causal, scale, grouped).to(GPU);
+  return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, std::nullopt, scale, grouped));
 }
 
 // These take indices that lie on the CPU, also on a GPU.
