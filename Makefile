@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test test-all superlink oldcpu check docs coverage bench reproduce golden figures
+.PHONY: help setup demo demo-real test test-all superlink oldcpu simulated-gpu check docs coverage bench reproduce golden figures
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 10
@@ -48,6 +48,10 @@ oldcpu: export ATEN_CPU_CAPABILITY = avx2
 oldcpu: export ONEDNN_MAX_CPU_ISA = AVX2
 oldcpu: export MKL_ENABLE_INSTRUCTIONS = AVX2
 oldcpu: test-all  ## the same as on a processor without AVX-512 and instructions for bf16
+
+# Slow tests have processes of their own, which would not have it.
+simulated-gpu: $(VENV)/.dev  ## tests on a GPU that is simulated by a compiled extension of torch (eight minutes)
+	PYTHONPATH=tests/support $(TESTS) -p simulated_gpu -m "not slow"
 
 check: $(VENV)/.dev docs  ## lint, formatting and types; builds the documentation
 	$(BIN)/ruff check .

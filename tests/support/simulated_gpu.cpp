@@ -187,7 +187,10 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor& x, const Maybe& weig
 // Torch chooses its kernel by a table that has no entry for a GPU in this build.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask, double dropout, bool causal,
                  std::optional<double> scale, bool grouped) {
-  return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, std::nullopt, scale, grouped));
+  auto added = mask;
+  if (mask && mask->defined() && mask->scalar_type() == at::kBool)
+    added = at::zeros_like(*mask, q.options()).masked_fill_(mask->logical_not(), -INFINITY);
+  return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, added, dropout, causal, std::nullopt, scale, grouped));
 }
 
 // These take indices that lie on the CPU, also on a GPU.
