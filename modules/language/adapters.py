@@ -99,8 +99,8 @@ def create_adapters(
         return LoraConfig(**settings, modules_to_save=list(saved))  # a copy: PEFT adds to it
 
     # Drawn on the CPU, and so alike on every device; PEFT moves them to the layers.
-    cpu = torch.device("cpu")
-    with _filter_peft_warnings(), own_stream(seed, cpu), network.device if network.device.type == "meta" else cpu:
+    device = torch.device("meta" if network.device.type == "meta" else "cpu")
+    with _filter_peft_warnings(), own_stream(seed, device), device:
         try:
             network = get_peft_model(network, make_config(targets), adapter_name=names[0])
         except ValueError as error:
