@@ -19,6 +19,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+collect_ignore = ["support/simulated_gpu.py"]  # a plugin, imported before torch or not at all
 # Every Trainer asks for callbacks of installed packages, and reads the folders of all for it: once is enough.
 importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
 

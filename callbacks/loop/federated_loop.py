@@ -50,6 +50,7 @@ from fedlight.callbacks.loop.visits.round import (
     OpenRound,
     RoundSchedule,
     refuse_other_accumulation,
+    wait_for,
 )
 from fedlight.callbacks.loop.visits.visit import (
     Exchange,
@@ -61,7 +62,6 @@ from fedlight.callbacks.loop.visits.visit import (
     step_losses,
 )
 from fedlight.devices.fleet import Fleet
-from fedlight.devices.hardware import wait_for
 from fedlight.federation.algorithm import (
     Aggregation,
     Algorithm,

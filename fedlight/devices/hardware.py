@@ -41,12 +41,6 @@ def computes_bf16(device: torch.device) -> bool:
     return any(has.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last: 64-bit Arm
 
 
-def wait_for(device: torch.device) -> None:
-    """Wait until a device has done all its work: a call returns before a GPU has computed its result."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def peak_memory(device: torch.device, reserved: bool = False) -> int | None:
     """Return the most bytes of a GPU, or of main memory, that this process occupied so far; None where it is not known.
 

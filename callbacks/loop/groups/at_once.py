@@ -21,8 +21,9 @@ from fedlight.callbacks.loop.groups.side_by_side import SideBySide
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.plan import Kind, form_bundles
 from fedlight.callbacks.loop.run import LossPerExample, Run, ready
+from fedlight.callbacks.loop.visits.round import wait_for
 from fedlight.callbacks.loop.visits.visit import OpenGroup
-from fedlight.devices.hardware import peak_memory, wait_for
+from fedlight.devices.hardware import peak_memory
 from fedlight.federation.client import Visit
 from fedlight.federation.protocols import StreamsGroups
 from fedlight.processes.team import current_team

@@ -421,3 +421,9 @@ class OpenRound:
         if client.memory or self.run.memory.in_use:
             self.run.memory.save(client.id, client.memory, self.run.round_idx)
             self.saved[client.id] = None
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done all its work: a call returns before a GPU has computed its result."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

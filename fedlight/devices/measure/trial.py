@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedlight.devices.hardware import choose_device, has_cuda, wait_for
+from fedlight.devices.hardware import choose_device, has_cuda
 from fedlight.devices.measure.machine import POWERCAP, Rapl, load, memory, processor
 from fedlight.devices.measure.model import SmallTransformer
 
@@ -176,7 +176,8 @@ def median_seconds(call: Callable[[], Any], seconds: float, device: torch.device
     def timed() -> float:
         start = time.perf_counter()
         call()
-        wait_for(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # a call returns before the GPU has done its work
         return time.perf_counter() - start
 
     end = time.perf_counter() + seconds
