@@ -195,12 +195,17 @@ class RoundStart(L.Callback):
         files = (callback for callback in self._trainer.callbacks if isinstance(callback, ModelCheckpoint))
         checkpoint["callbacks"].update((saver.state_key, saver.state_dict()) for saver in files)
         checkpoint["callbacks"][self.loop.state_key] = self.loop.state_dict()
-        return checkpoint
+        return self._with_saved(checkpoint)
 
     def _live(self, weights_only: bool | None) -> dict[str, Any]:
         connector = checkpoint_connector(self._trainer)
         # The class's method: the connector's own attribute is `dump`.
-        checkpoint: dict[str, Any] = type(connector).dump_checkpoint(connector, weights_only)
+        return self._with_saved(type(connector).dump_checkpoint(connector, weights_only))
+
+    def _with_saved(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Let parts change the loop's state, where the checkpoint has it."""
+        if state := checkpoint.get("callbacks", {}).get(self.loop.state_key):
+            self.loop._run.call(Part.saved, state)
         return checkpoint
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -190,6 +190,24 @@ def split_as(state: Mapping[str, Any], held: Mapping[str, Tensor]) -> dict[str, 
     return parts
 
 
+def part_of(value: Tensor, mate: Any) -> Tensor:
+    """Return the part in this process of a whole tensor, split as the weight ``mate``; a part itself."""
+    from torch.distributed.tensor import distribute_tensor
+
+    if value.shape != mate.shape:
+        return value
+    there = value.to(mate.device)
+    return distribute_tensor(there, mate.device_mesh, mate.placements, src_data_rank=None).to_local()
+
+
+def put_together(part: Tensor, mate: Any) -> Tensor:
+    """Return the whole of parts that are split as the weight ``mate``, on the CPU; all processes of the client call it."""
+    from torch.distributed.tensor import DTensor
+
+    at = {"shape": mate.shape, "stride": mate.stride()}
+    return whole(DTensor.from_local(part.to(mate.device), mate.device_mesh, mate.placements, **at))
+
+
 def add_up(tensor: Tensor) -> None:
     """Add up a tensor over the processes of the client, in place."""
     distributed.all_reduce(tensor)

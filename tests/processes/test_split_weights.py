@@ -16,7 +16,7 @@ from fedlight.federation.algorithms.scaffold import Scaffold
 from fedlight.federation.byzantine.whole_updates import Krum
 from fedlight.federation.channel import Wire
 from fedlight.federation.codecs import TopK
-from fedlight.federation.server import FedAdam
+from fedlight.federation.server import FedAvgM, FedYogi
 
 pytestmark = [
     pytest.mark.slow,  # teams of processes
@@ -124,6 +124,7 @@ KINDS = {
     "clipped": lambda: {"options": CLIPPED, "local_steps": 4, "model": Momentum},
     "limits": lambda: {"limits": Limits(norm=1.0, enforce=True)},
     "partly": lambda: {"model": PartlyFrozen},
+    "fedyogi": lambda: {"server": FedYogi(lr=0.1)},
 }
 
 
@@ -164,11 +165,15 @@ def test_parts_end_as_whole_weights_do(runs, name, shape):
     assert_same_visits(*(files_of(root / f"{name}_{each}")["visits.csv"] for each in (shape, ALONE)))
 
 
-@pytest.mark.parametrize(("first", "then"), [(ALONE, (2, 2)), ((4, 2), ALONE)], ids=str)
-def test_a_run_goes_on_with_other_numbers(runs, tmp_path, first, then):
-    in_processes(first, lambda shape: train(tmp_path, shape, rounds=1, local_steps=None), tmp_path)
-    ended = in_processes(then, lambda shape: train(tmp_path, shape, resumes=True, local_steps=None), tmp_path)
-    close(ended[0][0], runs[1][ALONE][0]["fedavg"][0])
+@pytest.mark.parametrize(
+    ("first", "then", "name"),
+    [(ALONE, (2, 2), "fedavg"), ((4, 2), ALONE, "fedyogi"), (ALONE, (3, 3), "fedyogi")],
+    ids=str,
+)
+def test_a_run_goes_on_with_other_numbers(runs, tmp_path, first, then, name):
+    in_processes(first, lambda shape: train(tmp_path, shape, rounds=1, **KINDS[name]()), tmp_path)
+    ended = in_processes(then, lambda shape: train(tmp_path, shape, resumes=True, **KINDS[name]()), tmp_path)
+    close(ended[0][0], runs[1][ALONE][0][name][0])
 
 
 @pytest.mark.parametrize("model", [Tied, FrozenInBetween])
@@ -192,6 +197,10 @@ def test_a_client_that_diverges_in_one_part_is_left_out_in_all(tmp_path):
         rows = files_of(tmp_path / f"{shape}")["visits.csv"]
         assert {row["client"] for row in rows if row["reason"] == "diverged"} == {"c1"}
     close(ended[1][0], ended[0][0])
+
+
+class OwnServer(FedAvgM):
+    pass
 
 
 class OwnRule(torch.optim.SGD):
@@ -241,7 +250,7 @@ class Unlisted(Tuned):
     [
         (lambda: {"algorithm": Scaffold()}, "Scaffold sees whole weights"),
         (lambda: {"aggregation": Krum(0.2), "clients_per_round": 6}, "aggregation=Krum sees whole"),
-        (lambda: {"server": FedAdam()}, "server=FedAdam sees whole weights"),
+        (lambda: {"server": OwnServer()}, "server=OwnServer sees whole weights"),
         (lambda: {"channel": Wire(up=TopK(0.5))}, "channel=Wire with codecs sees whole weights"),
         (lambda: {"callbacks": [SeesUploads()]}, "SeesUploads.on_upload sees whole weights"),
         (lambda: {"model": SeesGradients}, "SeesGradients.on_before_optimizer_step sees whole weights"),

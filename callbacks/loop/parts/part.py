@@ -76,6 +76,9 @@ class Part(Checked):
     def after_round(self, run: Any, metrics: Mapping[str, float]) -> None:
         """Take all metrics of a round that is over and logged."""
 
+    def saved(self, run: Any, state: dict[str, Any]) -> None:
+        """Change the loop's state as a checkpoint is written; all processes call it, and the first one writes."""
+
     def abort(self, run: Any) -> None:
         """Undo `enter` where the trainer stops inside a group."""
 

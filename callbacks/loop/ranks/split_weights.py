@@ -1,12 +1,12 @@
 """Full fine-tuning of a client by several processes: each has a part of the trained weights.
 
 The module's layers hold split weights as `DTensor`. The loop and the optimizers hold the parts here (`held_here`): start
-parameters, movements, exact sums and the server's step are of these alone, and the processes with the same place in their
-groups add them up. So whatever works on each number apart is as in one process, and the rest is refused.
+parameters, movements, exact sums, the server's step and its moments are of these alone, and the processes with the same
+place in their groups add them up. So whatever works on each number apart is as in one process, and the rest is refused.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -29,8 +29,9 @@ from fedlight.federation.algorithm import Average
 from fedlight.federation.algorithms.fedavg import FedAvg
 from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.federation.channel import Wire
-from fedlight.federation.client import Diverged, Identity, serialized_bytes
-from fedlight.processes.seat import add_up, is_split
+from fedlight.federation.client import Diverged, Identity, State, serialized_bytes
+from fedlight.federation.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedlight.processes.seat import add_up, is_split, part_of, put_together
 from fedlight.support.torch_parts import replaced
 
 WORKS_ON_PARTS = (FreshOptimizers, StepSchedules, BufferPolicy, LimitedRounds, SplitSteps, Ranks)
@@ -59,7 +60,8 @@ class SplitWeights(Part):
             type(run.algorithm).__name__: type(run.algorithm) in (FedAvg, FedProx),
             f"aggregation={type(run.aggregation).__name__}": run.aggregation is None
             or type(run.aggregation) in (CoordinateMedian, TrimmedMean),
-            f"server={type(run.server).__name__}": type(run.server) is Average,
+            f"server={type(run.server).__name__}": type(run.server)
+            in (Average, FedAvgM, FedAdagrad, FedAdam, FedYogi),
             f"channel={type(channel).__name__} with codecs": lossless,
             "a fleet with buffered rounds": not run.planned_by_arrival,
         }
@@ -95,6 +97,20 @@ class SplitWeights(Part):
         here = {name: torch.empty(part.shape, device="meta") for name, part in run.parameters.items()}
         run.bytes_elsewhere = serialized_bytes(everything) - serialized_bytes(here)
         run.norm = self._norm
+        moments = run.server.state_dict()  # whole tensors, where they are of a checkpoint
+        run.server.load_state_dict(
+            self._each_split(moments, lambda name, value: part_of(value, weights[name]))
+        )
+
+    def saved(self, run: Run, state: dict[str, Any]) -> None:
+        weights = dict(run.lightning_module.named_parameters())
+        writes = run.trainer.is_global_zero
+
+        def at_writer(name: str, part: Tensor) -> Tensor:
+            value = put_together(part, weights[name])
+            return value if writes else value.to("meta")  # one tensor at a time is whole in the others
+
+        state["server"] = self._each_split(state["server"], at_writer)
 
     def start_round(self, run: Run) -> None:
         weights = dict(run.lightning_module.named_parameters())
@@ -127,6 +143,13 @@ class SplitWeights(Part):
 
     def abort(self, run: Run) -> None:
         self._as_before.close()
+
+    def _each_split(self, moments: Mapping[str, State], change: Callable[[str, Tensor], Tensor]) -> Any:
+        """Return the server's moments with those of split weights changed."""
+        return {
+            moment: {n: change(n, value) if n in self._split else value for n, value in tensors.items()}
+            for moment, tensors in moments.items()
+        }
 
     def _norm(self, state: Mapping[str, Tensor]) -> float:
         """Return the L2 norm of all tensors together, of split ones with the parts in the client's other processes."""
