@@ -44,7 +44,7 @@ found = exported.runners["prefill"](
     input_ids=ids,
     attention_mask=mask,
     position_ids=torch.arange(ids.shape[1])[None],
-    past_key_values=DynamicCache(config=exported.config),
+    cache=DynamicCache(config=exported.config),
 )
 while len(written) < 32:
     written.append(int(found.logits[0, -1].argmax()))
@@ -55,7 +55,7 @@ while len(written) < 32:
         input_ids=torch.tensor([written[-1:]]),
         attention_mask=mask,
         position_ids=torch.tensor([[mask.shape[1] - 1]]),
-        past_key_values=found.past_key_values,
+        cache=found.cache,
     )
 print(tokenizer.decode(written, skip_special_tokens=True))
 """

@@ -186,10 +186,10 @@ def _encode_once(causal_lm: Any, texts: dict[str, Tensor], copies: int, pad_toke
         pad_token_id=pad_token_id,
     )
     heads = {name: part[:, :-1] for name, part in texts.items()}
-    cache = causal_lm.generate(**heads, generation_config=config).past_key_values
+    cache = causal_lm.generate(**heads, generation_config=config).cache
     # ``num_return_sequences`` would encode every copy: four copies of 300 tokens take twice as long.
     cache.batch_repeat_interleave(copies)
-    return {**repeated, "past_key_values": cache}
+    return {**repeated, "cache": cache}
 
 
 def _check_length(rows: Sequence[Sequence[int]], max_new_tokens: int, limit: int | None) -> None:

@@ -93,13 +93,13 @@ def test_a_few_words_behind_a_long_cache_are_those_of_transformers(plain, seen):
     network, (ids, _) = quicken(plain), make_texts(LONGEST + 4)
     for words in (4, 100):
         seen.clear()
-        cache = network.model(input_ids=ids[:, : words - 4 + 1], use_cache=True).past_key_values
+        cache = network.model(input_ids=ids[:, : words - 4 + 1], use_cache=True).cache
         seen.clear()
-        network.model(input_ids=ids[:, :4], past_key_values=cache)
+        network.model(input_ids=ids[:, :4], cache=cache)
         assert {query for query, _ in seen} == {torch.float32}
-    cache = network.model(input_ids=ids, use_cache=True).past_key_values
+    cache = network.model(input_ids=ids, use_cache=True).cache
     seen.clear()
-    network.model(input_ids=ids[:, :4], past_key_values=cache)
+    network.model(input_ids=ids[:, :4], cache=cache)
     assert {query for query, _ in seen} == {torch.bfloat16}
 
 
