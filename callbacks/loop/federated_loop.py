@@ -208,6 +208,7 @@ class FederatedLoop(LoopView):
         if isinstance(self._data, OpensLater):
             self._data.open()
         self._federation.meet(trainer, self._data)
+        guard.refuse_used(trainer, self.rounds_done, self.algorithm, self.server)
         optimizers.train_again(pl_module, self._trained_before)
         self._read_parameters(trainer, pl_module)
         # The optimizers of a checkpoint are loaded later and stay as they were.
@@ -355,6 +356,7 @@ class FederatedLoop(LoopView):
         hints = {"lr": module_lr, "trainer.gradient_clip_val": trainer.gradient_clip_val}
         metrics = under_way.finish(hints)
         self.group, self._round = OpenGroup(), None
+        guard.TRAINED.update({id(part): part for part in (self.algorithm, self.server)})
         self.rounds_done += 1  # Lightning counts only after the checkpoint of a validation
         metrics |= round_metrics(self.visit_records, len(self._rounds.cohort), self.deployed) | run.logged
         run.logged = {}

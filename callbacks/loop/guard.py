@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol, runtime_checkable
+from weakref import WeakValueDictionary
 
 import lightning as L
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -116,6 +117,19 @@ def refuse_middle_of_epoch(epoch: int, batch_idx: int) -> NoReturn:
         f"the trainer goes on at batch {batch_idx} of epoch {epoch}, but a round is trained as a whole: the checkpoint that "
         "was resumed is not of a federated run. Load its weights into the module, and fit without ckpt_path"
     )
+
+
+TRAINED: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Algorithms and server optimizers that have been through a round, by their ids."""
+
+
+def refuse_used(trainer: L.Trainer, rounds_done: int, *parts: Any) -> None:
+    """Raise ValueError for an algorithm or server optimizer that would begin a new run with what it knows of another."""
+    for part in parts if rounds_done == 0 and trainer.ckpt_path is None else ():
+        if id(part) in TRAINED and part.state_dict():
+            raise ValueError(
+                f"this {type(part).__name__} remembers the rounds of another FederatedLoop: make a new one for a new run"
+            )
 
 
 def check_cohort(num_clients: int, **settings: int) -> None:

@@ -2,7 +2,8 @@
 
 An object is described by its class and its settings. These are its public attributes, so a user's class needs no method for
 it; if an argument of its constructor is kept under another name, private attributes count as well. They are read when the
-run is made; an attribute that differs each time, such as the time of day, needs a private name.
+run is made; an attribute that differs each time, such as the time of day, needs a private name. An object of fedlight may
+have been in an earlier run: of it the constructor's arguments count, or public attributes where these have other names.
 """
 
 import dataclasses
@@ -177,7 +178,10 @@ def _settings(value: Any) -> dict[str, Any]:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     attributes = getattr(value, "__dict__", {})
     public = {name: item for name, item in attributes.items() if not name.startswith("_")}
-    unknown = [name for name in constructor_arguments(type(value)) if name not in public]
+    arguments = constructor_arguments(type(value))
+    unknown = [name for name in arguments if name not in public]
+    if type(value).__module__.startswith("fedlight."):  # its other attributes may be what a run has left
+        return public if unknown else {name: public[name] for name in arguments}
     # Where an argument is kept in a private attribute only, these are compared as well.
     return {name.lstrip("_"): item for name, item in attributes.items()} if unknown else public
 

@@ -4,12 +4,13 @@ import pytest
 from fleets import make_fleet
 from memories import loop_with
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
+from refusals import refusal
 from torch.utils.data import DataLoader
 
 from fedlight import Algorithm, ByClient, FedAvg, FederatedLoop, FederatedWrapper, FedProx, Scaffold, Wire
 from fedlight.callbacks.loop.guard import MAY_CHANGE
 from fedlight.callbacks.loop.parts.buffers import LocalBuffers
-from fedlight.federation import ClientMemories, FedAdam, FedAvgM, Quantize, TopK, TrimmedMean
+from fedlight.federation import ClientMemories, FedAdam, FedAvgM, PrivateMean, Quantize, TopK, TrimmedMean
 from fedlight.support.settings_record import constructor_arguments
 
 
@@ -147,6 +148,31 @@ def test_what_changes_no_result_may_change(tmp_path):
     settings = {"log_every_n_steps": 1, "default_root_dir": tmp_path / "there"}
     again, _ = run(3, tmp_path / "two.ckpt", memory=memory, settings=settings)
     assert_equal(weights(whole), weights(again))
+
+
+@pytest.mark.parametrize(
+    ("objects", "learns"),
+    [
+        (lambda: {"channel": Wire(down=Quantize("int8"))}, False),
+        (lambda: {"aggregation": PrivateMean(1.0, 0.5, delta=0.01, bands=2)}, False),
+        (lambda: {"server": FedAdam()}, True),
+        (lambda: {"algorithm": Scaffold(), "server": FedAvgM()}, True),
+    ],
+)
+def test_objects_of_an_earlier_run_go_on_from_its_checkpoint_and_begin_no_run_with_what_they_know(
+    objects, learns, tmp_path
+):
+    whole, _ = run(2, **objects())
+    used = objects()
+    model, fit = run(**used)
+    fit.save_checkpoint(tmp_path / "one.ckpt")
+    again, _ = run(2, tmp_path / "one.ckpt", **used)
+    assert_equal(weights(whole), weights(again))
+    if learns:
+        with refusal(r"remembers the rounds of another FederatedLoop: make a new one for a new run"):
+            run(**used)
+    else:
+        assert_equal(weights(run(**used)[0]), weights(model))
 
 
 def test_who_evaluates_a_checkpoint_is_not_asked_how_it_was_trained(tmp_path):
