@@ -102,7 +102,7 @@ class QuantizedBase:
         if self.own_bits != 16:
             raise ValueError(
                 f"weight_bits={bits} does not go with base={FORMS[self.own_bits]!r}, whose weights are rounded to "
-                f"{self.own_bits} bits: load base={FORMS[bits]!r} where all devices have {bits} bits, else base='plain'"
+                f"{self.own_bits} bits: load base='plain', or give all devices weight_bits: {self.own_bits}"
             )
         if not self._layers:
             raise ValueError(

@@ -4,6 +4,7 @@ The converter is the script ``convert_hf_to_gguf.py`` of https://github.com/ggml
 authors installs. It needs the package ``gguf``, which lies beside it in a clone.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -32,12 +33,13 @@ def find_converter(given: Path | None = None) -> Path:
     return Path(path)
 
 
-def convert(converter: Path, model: Path, file: Path, outtype: str) -> None:
-    """Write the GGUF file of a whole model with its tokenizer, its weights of one of `TYPES`.
+def convert(converter: Path, model: Path, file: Path, outtype: str, name: str) -> None:
+    """Write the GGUF file of a whole model with its tokenizer and its name, its weights of one of `TYPES`.
 
     Raises ValueError where the converter does not know the architecture or the tokenizer.
     """
     command = [sys.executable, str(converter), str(model), "--outfile", str(file), "--outtype", outtype]
+    command += ["--model-name", name]  # else that of the folder
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=False, timeout=HOURS * 3600
@@ -49,5 +51,6 @@ def convert(converter: Path, model: Path, file: Path, outtype: str) -> None:
     if done.returncode or not file.is_file():
         # A traceback ends with its reason.
         said = [line for line in done.stderr.strip().splitlines() if line.strip()][-LINES:]
-        mend = "; pip install gguf" if "No module named 'gguf'" in done.stderr else ""
+        missing = re.search(r"No module named '(\w+)", done.stderr)
+        mend = f"; pip install {missing[1]}" if missing else ""
         raise ValueError(f"{converter.name} could not convert this model: {' '.join(said)}{mend}")

@@ -148,10 +148,11 @@ def _write_merged(opened: Opened, facts: CardFacts, folder: Path, dtype: str | N
 
 
 def _write_gguf(opened: Opened, facts: CardFacts, folder: Path, converter: Path, outtype: str) -> None:
-    file = folder / f"{facts.base.rpartition('/')[2]}-{outtype}.gguf"
+    name = facts.base.rpartition("/")[2]
+    file = folder / f"{name}-{outtype}.gguf"
     with tempfile.TemporaryDirectory(dir=folder) as merged:
         _save_whole(opened.load(base="plain", dtype="fp32"), facts, Path(merged))
-        gguf.convert(converter, Path(merged), file, outtype)
+        gguf.convert(converter, Path(merged), file, outtype, name)
     code = ["from llama_cpp import Llama", "", f'model = Llama("FOLDER/{file.name}")']
     use = _python(code) + _prompts(opened, None, [])
     weights = f"Weights are {outtype}; answers may differ where two tokens are almost equally likely."

@@ -216,14 +216,17 @@ def convert(export, tmp_path):
 
 def test_a_converter_gets_the_merged_model(convert, tmp_path):
     lines = "import sys, shutil; shutil.copy(sys.argv[1] + '/model.safetensors', sys.argv[3])"
-    assert convert(lines).code == 0
-    assert len([*(tmp_path / "out").glob("*.gguf")]) == 1
+    lines += "; assert sys.argv[6:] == ['--model-name', 'base']"  # not that of a temporary folder
+    done = convert(lines)
+    assert done.code == 0, done.err
+    assert [file.name for file in (tmp_path / "out").glob("*.gguf")] == ["base-f16.gguf"]
 
 
 @pytest.mark.parametrize(
     ("lines", "seconds", "said"),
     [
         ("import sys; sys.exit('Model X is not supported')", 3600, "Model X is not supported"),
+        ("import sentencepieces", 3600, "No module named 'sentencepieces'; pip install sentencepieces"),
         ("import time; time.sleep(60)", 1, "convert.py was stopped after"),
     ],
 )
