@@ -3,6 +3,7 @@
 The tasks are in `fedlight.evaluation.tasks`.
 """
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from fedlight.support.files import refuse_unwritable, write_json_lines
 
 SECONDS_BETWEEN_REPORTS = 60
 WORST = 0.1
+MOMENT = re.compile(r"start|epoch_\d+|validate|test|own")
 
 
 class TaskScores(Checked, L.Callback):
@@ -37,7 +39,8 @@ class TaskScores(Checked, L.Callback):
     ``generated/NAME`` and ``likelihood/NAME`` are the accuracies of the written and the likeliest choice, and
     ``share/NAME/generated/A`` the share of a letter. In training it scores the global model at the end of epochs, which are
     rounds; training continues as if nothing had been measured. The answers go to ``OUTPUT/MOMENT/NAME.jsonl`` and the scores
-    to ``OUTPUT/MOMENT/scores.json``. The moment is ``start``, ``epoch_3`` (from 1), ``validate`` or ``test``.
+    to ``OUTPUT/MOMENT/scores.json``. The moment is ``start``, ``epoch_3`` (from 1), ``validate`` or ``test``. Training
+    removes those of an earlier run, and of a model that it trains further.
 
     With ``own_models``, each client's own model (the one that it would continue alone, as after local training) runs the
     tasks after training. It logs ``own/NAME/client_mean``, ``own/NAME/client_worst_tenth`` and ``own/NAME/client_std``
@@ -101,7 +104,13 @@ class TaskScores(Checked, L.Callback):
         if self.own_models and stage == "fit":
             self._loop, self._has_own = find_own_models(trainer, "TaskScores"), False
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.ckpt_path is None:  # before any callback measures
+            self._remove_later(trainer)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.ckpt_path is not None:  # the epochs of the checkpoint are known by now
+            self._remove_later(trainer)
         if self.before_training and trainer.global_step == 0:
             log_now(trainer, self._measure(pl_module, "start"))
 
@@ -138,6 +147,15 @@ class TaskScores(Checked, L.Callback):
         log_now(trainer, metrics)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         rank_zero_info(f"each of {len(self._loop.clients)} clients with its own model: {shown}")
+
+    def _remove_later(self, trainer: L.Trainer) -> None:
+        """Remove answers of an earlier run, and of epochs that will be trained again: others read the last ones."""
+        kept = {f"epoch_{done + 1}" for done in range(trainer.current_epoch)}
+        kept |= {"start"} if trainer.global_step else set()
+        for name in [f"{task}.jsonl" for task in self._tasks] + ["scores.json"] if is_first() else ():
+            for file in self._folder.glob(f"*/{name}"):
+                if file.parent.name not in kept and MOMENT.fullmatch(file.parent.name):
+                    file.unlink()
 
     def _measure(self, module: Any, moment: str) -> dict[str, float]:
         """Run all tasks, write their answers and return their metrics."""

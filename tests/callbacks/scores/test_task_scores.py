@@ -157,6 +157,26 @@ def test_a_resumed_run_scores_the_same(tiny_model, rows, tmp_path):
         assert one == other
 
 
+def test_training_leaves_no_answers_of_an_earlier_run_or_an_earlier_model(tiny_model, rows, tmp_path):
+    """A report and a duel read the last ones: a client's own, those of a test, else of the last epoch."""
+
+    def train(epochs, **options):
+        fit(tiny_model, rows, tmp_path, TaskScores({"words": make_task(rows)}), max_epochs=epochs, **options)
+        return {path.parent.name for path in (tmp_path / "tasks").glob("*/words.jsonl")}
+
+    def add(*moments):
+        for file in (tmp_path / f"tasks/{moment}/words.jsonl" for moment in moments):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("{}")
+
+    add("start", "epoch_5", "validate", "test", "own", "mine")
+    _, trainer, _ = fit(tiny_model, rows, tmp_path, TaskScores({"words": make_task(rows)}), max_epochs=1)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    add("start", "epoch_3", "test")
+    assert train(2, ckpt_path=tmp_path / "one.ckpt") == {"start", "epoch_1", "epoch_2", "mine"}
+    assert train(1) == {"epoch_1", "mine"}
+
+
 @pytest.mark.parametrize("stage", ["validate", "test"])
 def test_scores_without_training(stage, tiny_model, rows, tmp_path):
     module, _, data = fit(tiny_model, rows, tmp_path, max_epochs=1)
