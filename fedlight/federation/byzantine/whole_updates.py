@@ -59,7 +59,8 @@ class ToleratesLiars(KeepsUpdates):
             raise ValueError(
                 f"{type(self).__name__} needs {self._factor} f + 3 = {self._factor * liars + 3} updates in a round for the "
                 f"f = {liars} liars that aggregation.share={self.share} allows for, and this round has {number}: raise "
-                "federated.clients_per_round, lower the share, or take CoordinateMedian, which works with any number"
+                "federated.clients_per_round (of buffered rounds fleet.buffered.buffer_size), lower the share, or take "
+                "CoordinateMedian, which works with any number"
             )
 
 

@@ -212,7 +212,7 @@ def test_each_selector_is_combined_over_its_group():
 @pytest.mark.parametrize(
     ("aggregation", "number", "message"),
     [
-        (Krum(0.4), 5, r"Krum needs 2 f \+ 3 = 7 updates in a round for the f = 2 liars .* this round has 5"),
+        (Krum(0.4), 5, r"Krum needs 2 f \+ 3 = 7 updates in a round .* this round has 5: .*buffer_size"),
         (Krum(0.0), 2, r"Krum needs 2 f \+ 3 = 3 .* this round has 2"),
         (Bulyan(0.2), 10, r"Bulyan needs 4 f \+ 3 = 11 .* this round has 10: raise federated.clients_per_ro"),
     ],
