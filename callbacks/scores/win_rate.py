@@ -84,6 +84,8 @@ class WinRate(Checked, L.Callback):
         self._batches: list[Sequence[str]] = [batch["prompt"] for batch in batches]
         self._stop: Sequence[str] = batches[0].get("stop", ()) if batches else ()
         self._fields: list[Fields] = [fields for batch in batches for fields in batch["fields"]]
+        if not self._fields:
+            raise ValueError("WinRate.prompts gives no prompt to answer: give it rows, or take WinRate out")
         if trainer.current_epoch == 0:  # a checkpoint is loaded later
             self._raw = []
 

@@ -284,7 +284,12 @@ class Task(Checked, ABC):
             index = sorted(stream.choice(len(index), self.limit, replace=False).tolist())
         pool = self._examples(self.shots, "shots") if self.shots is not None and self.num_shots else []
         chosen = [examples[row] for row in index]
-        return index, chosen, [self._prompt(example, pool) for example in chosen]
+        prompts = [self._prompt(example, pool) for example in chosen]
+        if "" in prompts:  # a model has nothing to go on from, which would be told after hours of training
+            raise ValueError(
+                f"{type(self).__name__}.data, row {index[prompts.index('')]}: the prompt is empty: leave the row out"
+            )
+        return index, chosen, prompts
 
     def _examples(self, data: Prompts, setting: str) -> list[Example]:
         examples = []

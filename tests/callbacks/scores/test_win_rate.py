@@ -18,6 +18,13 @@ from fedlight.toy import rows
 SHORT = {"max_new_tokens": 6, "seed": 5}
 
 
+class NoPrompts(L.LightningDataModule):
+    """A user's own, of which a filter has left nothing."""
+
+    def predict_dataloader(self):
+        return []
+
+
 class Notes(Judge):
     """Prefers what comes later in the alphabet; like a judge that loads a model it draws from the global stream."""
 
@@ -216,6 +223,7 @@ def test_errors_come_before_training(tiny_model, tmp_path):
     for prompts, judge, why in (
         (make_prompts(tiny_model, columns={"prompt": "post"}), Notes(), "post"),
         (make_prompts(tiny_model), Broken(), "no such adapter"),
+        (NoPrompts(), Notes(), r"WinRate\.prompts gives no prompt to answer: give it rows"),
     ):
         with refusal(why):
             fit(tiny_model, tmp_path, WinRate(prompts, {"judge": judge}, **SHORT), Trained())

@@ -177,6 +177,9 @@ def test_what_cannot_be_meant_is_refused(rows, tmp_path):
         make(rows, columns={"response": "answer"}).read()
     with pytest.raises(ValueError, match=r"slot \{post\}, but the task fills instruction, input"):
         ExactMatch(TaskRows(rows, columns=COLUMNS, template="{post}")).read()
+    blank = write_rows(tmp_path / "blank.jsonl", [*ROWS, {**ROWS[0], "instruction": "", "input": ""}])
+    with pytest.raises(ValueError, match=r"ExactMatch\.data, row 7: the prompt is empty: leave the row out"):
+        ExactMatch(TaskRows(blank, columns=COLUMNS, template="{instruction}{input}")).read()
     for nothing in ("", "..."):  # what is left of it is equal to an empty answer
         hollow = write_rows(tmp_path / "hollow.jsonl", [*ROWS, {**ROWS[0], "output": nothing}])
         with pytest.raises(ValueError, match=r"ExactMatch\.data, row 7: the response '.*' is empty"):
