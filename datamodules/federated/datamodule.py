@@ -77,7 +77,11 @@ class FederatedDataModule(Checked, L.LightningDataModule):
 
     @property
     def plan(self) -> RoundPlan:
-        """Plan of the rounds, made when the training set is ready; ValueError for invalid or shared positions."""
+        """Plan of the rounds, made when the training set is ready; ValueError for none, invalid or shared positions."""
+        if not hasattr(self, "client_indices"):
+            raise ValueError(
+                f"{type(self).__name__} has no rows to train on: use `fedlight predict`, or other data"
+            )
         if self._plan is None:
             clients = read_positions(self.client_indices, len(self.train_set))  # type: ignore[arg-type]
             self._plan = RoundPlan(

@@ -391,6 +391,11 @@ class LanguageModule(ReadsModel, OptimizedModule):
             )
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        if "prompt" not in batch:
+            raise ValueError(
+                f"{type(self).__name__} answers prompts, and these data have none: take a PromptDataModule, as in "
+                "completions.yaml"
+            )
         sampling = dict(self.options.completions)
         # Not from batch_idx: a run that is resumed at the tenth batch counts it as the first.
         seed = derive_seed(self.options.seed, "completions", *batch["prompt"])

@@ -95,6 +95,29 @@ def test_what_cannot_be_meant_is_refused_in_one_line(fit, arguments, message):
     assert message in refused(fit(*arguments))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["fit", "--config=completions.yaml"],
+            "PromptDataModule has no rows to train on: use `fedlight predict`",
+        ),
+        (
+            ["fit", "--config=votes.yaml", "--federated.clients_per_round=2"],
+            "CompletionPairDataModule has no rows to train on",
+        ),
+        (
+            ["predict", "--config=feddpo.yaml"],
+            "DPOModule answers prompts, and these data have none: take a Prom",
+        ),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_a_command_for_other_data_is_refused_in_one_line(arguments, message, tiny_model, tmp_path):
+    more = (f"--trainer.default_root_dir={tmp_path}", "--trainer.max_epochs=1", "--trainer.accelerator=cpu")
+    assert message in refused(fedlight(*arguments, *more, f"--model.model={tiny_model}"))
+
+
 def test_one_category_says_nothing_to_a_split_by_category(fit):
     rows = [{**row, "kind": "posts"} for row in VOTES]
     columns = {name: name for name in ("prompt", "response_a", "response_b", "choice")} | {"category": "kind"}
