@@ -99,7 +99,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(fit, arguments, message):
     ("arguments", "message"),
     [
         (
-            ["fit", "--config=completions.yaml"],
+            ["fit", "--config=completions.yaml", "--trainer.limit_val_batches=0"],
             "PromptDataModule has no rows to train on: use `fedlight predict`",
         ),
         (
