@@ -4,6 +4,7 @@ from tiny_world import write_rows
 from fedlight.datamodules.rows import task_rows
 from fedlight.datamodules.rows.task_rows import TaskRows
 from fedlight.evaluation.tasks.exact_match import ExactMatch
+from fedlight.evaluation.tasks.result import wilson_interval
 
 ROWS = [
     {"instruction": f"{n}+1", "input": "", "output": str(n + 1), "domain": "odd" if n % 2 else "even"}
@@ -46,6 +47,8 @@ def test_a_score_by_hand(rows):
     assert result.mean == pytest.approx(6 / 7)
     # Wilson, z = 1.96: (6/7 + z^2/14 +- z sqrt(6/7 * 1/7 / 7 + z^2/196)) / (1 + z^2/7) = (1.1315 +- 0.3775) / 1.5488
     low, high = result.interval
+    ends = [(share, wilson_interval(share, number)) for share in (0.0, 1.0) for number in range(1, 50)]
+    assert all(0 <= low <= share <= high <= 1 for share, (low, high) in ends)
     assert (low, high) == (pytest.approx(0.4869, abs=1e-4), pytest.approx(0.9743, abs=1e-4))
     assert result.by_group == {"even": 1.0, "odd": pytest.approx(2 / 3)}
     assert result.group_mean == pytest.approx(5 / 6)
