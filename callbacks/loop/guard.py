@@ -19,7 +19,13 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from fedlight.federation.protocols import FederatedData
 from fedlight.processes.strategy import ClientParallelStrategy
-from fedlight.support.settings_record import constructor_arguments, described, digest, refuse_other_settings
+from fedlight.support.settings_record import (
+    constructor_arguments,
+    described,
+    differences,
+    digest,
+    refuse_other_settings,
+)
 
 
 def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
@@ -199,17 +205,23 @@ class SameFederation:
         self._refuse_others()
 
     def meet(self, trainer: L.Trainer, data: FederatedData) -> None:
-        """Add the data's settings before training; raise ValueError if the checkpoint has others."""
+        """Add the data's settings before training; raise ValueError if the checkpoint, or the rounds before, have others."""
         sizes = dict(sorted(data.client_sizes().items()))
-        self.settings |= {
+        settings = {
             "data.clients": len(sizes),
             "data.examples": sum(sizes.values()),
             "data.client_sizes": f"digest {digest(sizes)}",
             "data.batches_in_a_pass": sum(data.num_batches(client) for client in sizes),
-            "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches,
         }
         if isinstance(data, TellsExamples):
-            self.settings["data.client_examples"] = f"digest {data.examples_digest()}"
+            settings["data.client_examples"] = f"digest {data.examples_digest()}"
+        if trainer.current_epoch and (others := differences(self.settings, settings)):
+            name, was, now = others[0]
+            raise ValueError(
+                f"this FederatedLoop has trained with {name}={was}, and now has {now}: give it the same data, or make a new "
+                "one for a new run"
+            )
+        self.settings |= settings | {"trainer.accumulate_grad_batches": trainer.accumulate_grad_batches}
         self._refuse_others()
         self._saved = {}
 

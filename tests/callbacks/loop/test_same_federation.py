@@ -175,6 +175,20 @@ def test_objects_of_an_earlier_run_go_on_from_its_checkpoint_and_begin_no_run_wi
         assert_equal(weights(run(**used)[0]), weights(model))
 
 
+def test_a_trainer_goes_on_with_the_same_data_alone():
+    """As from a checkpoint: SCAFFOLD's controls, a privacy account and memories are those of its clients."""
+    whole, _ = run(3)
+    model, fit = run(1)
+    fit.fit_loop.max_epochs = 3
+    trained = Trained()
+    fit.callbacks.append(trained)
+    with refusal("this FederatedLoop has trained with data.clients=10, and now has 9: give it the same data"):
+        fit.fit(model, FederatedWrapper(Numbers(), without_the_last))
+    assert not trained.started
+    fit.fit(model, FederatedWrapper(Numbers(), ten_clients))
+    assert_equal(weights(whole), weights(model))
+
+
 def test_who_evaluates_a_checkpoint_is_not_asked_how_it_was_trained(tmp_path):
     model, fit = run()
     fit.save_checkpoint(tmp_path / "one.ckpt")
