@@ -111,6 +111,7 @@ class TaskScores(Checked, L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.ckpt_path is not None:  # the epochs of the checkpoint are known by now
             self._remove_later(trainer)
+        self._scored = trainer.current_epoch
         if self.before_training and trainer.global_step == 0:
             log_now(trainer, self._measure(pl_module, "start"))
 
@@ -120,6 +121,12 @@ class TaskScores(Checked, L.Callback):
         done = trainer.current_epoch + 1
         due = self.every_n_epochs is not None and done % self.every_n_epochs == 0
         if due or done == trainer.max_epochs:
+            self._scored = done
+            log_now(trainer, self._measure(pl_module, f"epoch_{done}"))
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Score a run that was stopped before its last epoch, which is known only now."""
+        if (done := trainer.current_epoch) > self._scored:
             log_now(trainer, self._measure(pl_module, f"epoch_{done}"))
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -3,6 +3,7 @@ from statistics import fmean, pstdev
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 from plain_lightning import trainer as make_trainer
 from refusals import refusal
@@ -141,6 +142,14 @@ def test_rounds_are_scored_with_the_global_model(tiny_model, rows, tmp_path):
         assert answers(tmp_path / f"tasks/epoch_{epoch}") == given
         assert logged(tmp_path, "score/words")[step] == pytest.approx(expected.mean)
     assert answers(tmp_path / "tasks/epoch_2") != answers(tmp_path / "tasks/epoch_3")
+
+
+@pytest.mark.parametrize(("stop", "last"), [({}, 1), ({"min_epochs": 2}, 2)])
+def test_a_run_that_stops_early_is_scored_at_its_end(stop, last, tiny_model, rows, tmp_path):
+    scores = TaskScores({"words": make_task(rows)}, every_n_epochs=None)
+    early = EarlyStopping("val/loss", stopping_threshold=1e9)
+    fit(tiny_model, rows, tmp_path, FederatedLoop(clients_per_round=1, local_steps=1), early, scores, **stop)
+    assert [path.name for path in (tmp_path / "tasks").iterdir()] == [f"epoch_{last}"]
 
 
 def test_a_resumed_run_scores_the_same(tiny_model, rows, tmp_path):
