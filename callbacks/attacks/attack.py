@@ -69,9 +69,9 @@ class Attack(Checked, L.Callback, ABC):
     """Base class of attacks: a subclass states its needs in ``prepare`` and attacks in ``attack``.
 
     The server's model, of several adapters the first, is attacked at the end of each n-th round (each n-th epoch without a
-    federated loop) and of the last of ``max_epochs``, before it is validated. During these rounds each client's upload is attacked as it
-    arrives. Training continues as if nothing had been measured. Metrics are logged as ``attack/NAME/METRIC``, and their
-    means over a round's uploads as ``attack/NAME/uploads/METRIC``, at the number of optimizer steps made so far.
+    federated loop) and of the last of ``max_epochs``, before it is validated. During these rounds each client's upload is
+    attacked as it arrives. Training continues as if nothing had been measured. Metrics are logged as ``attack/NAME/METRIC``,
+    and their means over a round's uploads as ``attack/NAME/uploads/METRIC``, at the number of optimizer steps made so far.
     ``OUTPUT/attacks.csv`` holds them all (`AttackTable`), ``OUTPUT/round_3/NAME.jsonl`` the records of the third round.
 
     Args:
