@@ -15,7 +15,8 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fedlight.callbacks.logs.trainer import KeepsOwnModels, find_own_models, log_now
+from fedlight.callbacks.logs.trainer import KeepsOwnModels, find_callback, find_own_models, log_now
+from fedlight.callbacks.logs.visit_log import RecordsVisits
 from fedlight.callbacks.loop.run import parameters_of
 from fedlight.evaluation.by_client import spread
 from fedlight.evaluation.tasks.model import AnswersPrompts
@@ -101,6 +102,8 @@ class TaskScores(Checked, L.Callback):
             refuse_unwritable(self._folder, "TaskScores.output")
         for name, task in self._tasks.items():
             rank_zero_info(f"task {name}: {len(task.read(data)[0]):,} prompts")
+        self._federation: RecordsVisits | None = find_callback(trainer, RecordsVisits)
+        self._scored = 0
         if self.own_models and stage == "fit":
             self._loop, self._has_own = find_own_models(trainer, "TaskScores"), False
 
@@ -118,15 +121,15 @@ class TaskScores(Checked, L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.own_models and not self._has_own:
             self._has_own = _has_own_models(self._loop)
-        done = trainer.current_epoch + 1
+        done = self._done(trainer.current_epoch + 1)
         due = self.every_n_epochs is not None and done % self.every_n_epochs == 0
-        if due or done == trainer.max_epochs:
+        if done > self._scored and (due or done == trainer.max_epochs):
             self._scored = done
             log_now(trainer, self._measure(pl_module, f"epoch_{done}"))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Score a run that was stopped before its last epoch, which is known only now."""
-        if (done := trainer.current_epoch) > self._scored:
+        if (done := self._done(trainer.current_epoch)) > self._scored:
             log_now(trainer, self._measure(pl_module, f"epoch_{done}"))
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -154,6 +157,10 @@ class TaskScores(Checked, L.Callback):
         log_now(trainer, metrics)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         rank_zero_info(f"each of {len(self._loop.clients)} clients with its own model: {shown}")
+
+    def _done(self, epochs: int) -> int:
+        """Return the number of finished epochs; Lightning also counts a round that a stop has cut short."""
+        return epochs if self._federation is None else self._federation.rounds_done
 
     def _remove_later(self, trainer: L.Trainer) -> None:
         """Remove answers of an earlier run, and of epochs that will be trained again: others read the last ones."""

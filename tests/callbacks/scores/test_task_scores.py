@@ -152,6 +152,19 @@ def test_a_run_that_stops_early_is_scored_at_its_end(stop, last, tiny_model, row
     assert [path.name for path in (tmp_path / "tasks").iterdir()] == [f"epoch_{last}"]
 
 
+@pytest.mark.parametrize("every", [1, None])
+def test_a_round_that_a_stop_cuts_short_has_no_score(every, tiny_model, rows, tmp_path):
+    class Stop(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.should_stop = trainer.current_epoch == 1
+
+    scores = TaskScores({"words": make_task(rows)}, every_n_epochs=every)
+    loop = FederatedLoop(clients_per_round=2, local_steps=1)
+    fit(tiny_model, rows, tmp_path, loop, Stop(), scores, limit_val_batches=0)
+    assert loop.rounds_done == 1
+    assert [path.name for path in (tmp_path / "tasks").iterdir()] == ["epoch_1"]
+
+
 def test_a_resumed_run_scores_the_same(tiny_model, rows, tmp_path):
     whole = TaskScores({"words": make_task(rows)}, output=str(tmp_path / "whole"))
     fit(tiny_model, rows, tmp_path, whole)
