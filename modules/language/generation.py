@@ -11,7 +11,7 @@ from torch import Tensor
 from fedlight.pretrained.endings import end_tokens
 from fedlight.pretrained.openings import openings
 from fedlight.support.checks import check_range
-from fedlight.support.torch_parts import eval_mode
+from fedlight.support.torch_parts import eval_mode, replaced
 from fedlight.support.words import cut_at
 
 STOP_MARGIN = 4
@@ -87,8 +87,12 @@ def _generate(
     set_rows: Callable[[list[int]], None] | None,
 ) -> list[list[int]]:
     """Return the new tokens of each copy of each prompt, by ``generate`` of ``transformers``."""
+    from transformers import GenerationConfig
+
     texts = {name: part.to(causal_lm.device) for name, part in padded.items()}
-    with eval_mode(causal_lm), torch.no_grad(), _dense_head(causal_lm):
+    # ``generate`` fills what a config leaves open from the model's own: forced, suppressed or unrepeated tokens, beams.
+    plain = replaced(causal_lm, "generation_config", GenerationConfig())
+    with eval_mode(causal_lm), torch.no_grad(), _dense_head(causal_lm), plain:
         if set_rows is not None:
             set_rows(counts)
         inputs = _encode_once(causal_lm, texts, copies, options["generation_config"].pad_token_id)
@@ -188,7 +192,7 @@ def _encode_once(causal_lm: Any, texts: dict[str, Tensor], copies: int, pad_toke
     heads = {name: part[:, :-1] for name, part in texts.items()}
     cache = causal_lm.generate(**heads, generation_config=config).cache
     # ``num_return_sequences`` would encode every copy: four copies of 300 tokens take twice as long.
-    cache.batch_repeat_interleave(copies)
+    cache.reorder_cache(torch.arange(len(heads["input_ids"])).repeat_interleave(copies))
     return {**repeated, "cache": cache}
 
 
@@ -204,7 +208,7 @@ def _check_length(rows: Sequence[Sequence[int]], max_new_tokens: int, limit: int
 
 
 def _generation_config(tokenizer: Any, max_new_tokens: int, ends: list[int]) -> Any:
-    """Return a config that sets everything that matters, so that a model's own defaults cannot change it."""
+    """Return the config of greedy decoding."""
     from transformers import GenerationConfig
 
     return GenerationConfig(
@@ -212,7 +216,6 @@ def _generation_config(tokenizer: Any, max_new_tokens: int, ends: list[int]) -> 
         eos_token_id=ends or None,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
-        repetition_penalty=1.0,  # a model's own config may have another
         do_sample=False,  # _Draws leaves one token possible
     )
 
