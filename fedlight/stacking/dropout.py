@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedlight.stacking.rows import Texts
 from fedlight.support.checks import check_range
 from fedlight.support.pokes import backward_pass
 
@@ -97,8 +98,9 @@ class DropoutMasks:
         dropped = round(rate * LANES)
         if dropped == LANES:
             return torch.zeros(x.shape, dtype=dtype, device=x.device)
-        entries = x[0].numel()
-        start = _mixed(state.row_keys(len(x), x.device) + _signed(number * _GOLDEN))
+        whole = state.texts.whole(x)
+        entries = whole[0].numel()
+        start = _mixed(state.row_keys(len(whole), x.device) + _signed(number * _GOLDEN))
         numbers = _mixed(start[:, None] + self._progression(-(-entries // 4), x.device))
         lanes = numbers.view(torch.int16)[:, :entries].view(x.shape)  # four of each number, signed
         return (lanes >= dropped - LANES // 2).to(_mask_type(dtype)).mul_(LANES / (LANES - dropped))
@@ -133,7 +135,7 @@ class _Pass:
     """Seeds and rows of clients during one forward pass, and the pass itself as a key."""
 
     def __init__(self, seeds: Sequence[int], counts: Sequence[int] | None) -> None:
-        self.seeds, self.counts = list(seeds), counts
+        self.seeds, self.counts, self.texts = list(seeds), counts, Texts()
         self._keys: dict[tuple[int, torch.device], Tensor] = {}
 
     def row_keys(self, rows: int, device: torch.device) -> Tensor:

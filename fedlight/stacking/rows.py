@@ -1,9 +1,34 @@
 """Rows of a batch that holds the examples of several clients, one client after the other."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+
+class Texts:
+    """Shape of the texts of a pass, by which inputs are told apart that have all tokens in one dimension.
+
+    Such are those of OPT's feed-forward layers and of most routers to experts: ``(rows * tokens, features)``.
+
+    Examples:
+        >>> texts, whole = Texts(), torch.ones(2, 3, 5)
+        >>> texts.whole(whole).shape, texts.whole(whole.flatten(0, 1)).shape
+        (torch.Size([2, 3, 5]), torch.Size([2, 3, 5]))
+    """
+
+    def __init__(self) -> None:
+        self.known = 0, 0
+
+    def whole(self, x: Tensor) -> Tensor:
+        """Return an input with rows and tokens in separate dimensions, as an earlier one had them; others as they are."""
+        rows, tokens = self.known
+        if tokens > 1 and len(x) == rows * tokens:
+            return x.view(rows, tokens, *x.shape[1:])
+        if x.dim() > 2:
+            self.known = len(x), math.prod(x.shape[1:-1])
+        return x
 
 
 class Rows:
@@ -26,6 +51,7 @@ class Rows:
         self.counts = list(counts)
         self.clients, self.total, self.longest = len(counts), sum(counts), max(counts)
         self.equal = self.longest * self.clients == self.total
+        self.texts = Texts()
         self._places: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def tiles(self, x: Tensor, layer: str) -> int:
@@ -35,7 +61,9 @@ class Rows:
             ValueError: its rows are not those of the batch.
         """
         tiles, rest = divmod(x.shape[0], self.total)
-        if rest or not tiles:
+        # More than pairs of feature vectors: tokens, whose texts no earlier input has shown.
+        is_flat = x.dim() == 2 and tiles > max(2, self.texts.known[0] // self.total)
+        if rest or not tiles or is_flat:
             raise ValueError(
                 f"{layer} got an input of shape {tuple(x.shape)}, whose rows are not the {self.total} examples of "
                 f"{self.clients} clients: its adapters cannot be stacked. Leave this layer out of the adapter, or set "

@@ -49,7 +49,9 @@ class StackedLora:
         if self.layer._disable_adapters:
             return result
         assert self.rows is not None, "set_rows comes first"
-        rows = self.rows
+        rows, shape = self.rows, result.shape
+        x = rows.texts.whole(x)
+        result = result.view(*x.shape[:-1], shape[-1])
         tiles, kind = rows.tiles(x, self.name), x.device.type
         casts = torch.is_autocast_enabled(kind)
         rounds = self.rounds and x.dtype == torch.bfloat16 and not casts
@@ -60,14 +62,14 @@ class StackedLora:
         if rows.equal and self.bias is None and result.dtype == x.dtype:
             blocks = result.reshape(len(x), -1, result.shape[-1])
             added: Tensor = LoraProduct.apply(x, self.a, self.b, self.scaling, blocks)
-            return added.view(result.shape)
+            return added.view(shape)
         product: Tensor = LoraProduct.apply(x, self.a, self.b, self.scaling, None)
         if self.bias is not None:
             product = product + (self.bias[:, None] * self.scaling).repeat(tiles, 1, 1).to(product.dtype)
         product = rows.join(product, result.shape, tiles)
         if self.casts_product:
-            return result + product.to(result.dtype)
-        return (result + product).to(result.dtype)
+            return (result + product.to(result.dtype)).view(shape)
+        return (result + product).to(result.dtype).view(shape)
 
 
 class LoraProduct(torch.autograd.Function):
@@ -126,6 +128,7 @@ class StackedLinear:
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's result, ``(m * rows, ..., out)``, with each client's weight on its own rows."""
         assert self.rows is not None, "set_rows comes first"
+        before, x = x, self.rows.texts.whole(x)
         tiles = self.rows.tiles(x, self.name)
         blocks = self.rows.split(x, tiles)
         if self.weight.dim() == 3:
@@ -135,4 +138,5 @@ class StackedLinear:
         if self.bias is not None:
             bias = self.bias.expand(self.rows.clients, -1)
             outputs = outputs + bias.repeat(tiles, 1)[:, None].to(outputs.dtype)
-        return self.rows.join(outputs, torch.Size((*x.shape[:-1], outputs.shape[-1])), tiles)
+        whole = self.rows.join(outputs, torch.Size((*x.shape[:-1], outputs.shape[-1])), tiles)
+        return whole.view(*before.shape[:-1], -1)

@@ -76,6 +76,13 @@ def test_padding_to_the_right_adds_to_a_mask_and_changes_nothing():
     assert not torch.equal(padded[:, 4:9], short)
 
 
+def test_tokens_in_one_dimension_have_the_masks_of_their_texts():
+    masks, ones = DropoutMasks(), torch.ones(3, 5, 4)
+    with masks.seeded(1):
+        whole, flat = masks.drop(ones, 0.5, 2), masks.drop(ones.flatten(0, 1), 0.5, 2)
+    assert torch.equal(flat.view_as(whole), whole)
+
+
 @pytest.mark.parametrize(("counts", "tiles"), [((2, 2), 1), ((1, 3), 1), ((2, 1), 2), ((2, 2), 2)])
 def test_a_clients_mask_does_not_depend_on_who_is_in_the_batch(counts, tiles):
     masks, shape = DropoutMasks(), (4, 6)
