@@ -154,7 +154,15 @@ class CostMeter:
     def _count(self, shape: BatchShape, checkpointing: bool, forward: bool = False) -> StepCost:
         if isinstance(self.module, Sketched):
             module, batch = self.module, self.module.sketch_batch(shape)
-            return _counted(module, batch, lambda: module.sketch_losses(batch).mean(), checkpointing, forward)
+            try:
+                return _counted(
+                    module, batch, lambda: module.sketch_losses(batch).mean(), checkpointing, forward
+                )
+            except NotImplementedError as error:
+                raise ValueError(
+                    "what a step costs cannot be counted on shapes alone: the code of this model reads values of its "
+                    "tensors; run without devices, or take another model"
+                ) from error
         assert self._example_batch is not None
         with torch.random.fork_rng(devices=[]):  # the run's draws stay as they are
             batch = self._example_batch(shape.examples)
@@ -222,7 +230,7 @@ def _counted(
     if forward:
         with torch.random.fork_rng(devices), torch.no_grad():
             counted = ShapeRun(known)
-            with counted:
+            with counted, replaced(torch, "autocast", _Autocast):
                 step()
         trained = [weight.nbytes for weight in module.parameters() if weight.requires_grad]
         # A step holds a parameter's direction, and the estimate that it is added to.
@@ -234,9 +242,16 @@ def _counted(
     known += [weight.grad for weight in known if weight.grad is not None]
     with torch.random.fork_rng(devices), torch.enable_grad(), _checkpointing(module, checkpointing):
         counted = ShapeRun(known)
-        with counted:
+        with counted, replaced(torch, "autocast", _Autocast):
             step().backward()
     return StepCost(counted.flops, counted.peak_bytes)
+
+
+class _Autocast(torch.autocast):
+    """Autocast that takes meta tensors as well, for which PEFT's adapters of experts turn it off."""
+
+    def __init__(self, device_type: str, **options: Any) -> None:
+        super().__init__("cpu" if device_type == "meta" else device_type, **options)
 
 
 def without_weights(module: nn.Module) -> nn.Module:

@@ -82,7 +82,7 @@ class QuantizedBase:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.own_bits = _loaded_bits(module)
+        self.own_bits = loaded_bits(module)
         self.bits = self.own_bits
         self._layers = quantizable_layers(module) if self.own_bits == 16 else {}
         self._freed = FreedMemory()
@@ -145,7 +145,7 @@ class QuantizedBase:
         return forward
 
 
-def _loaded_bits(module: nn.Module) -> int:
+def loaded_bits(module: nn.Module) -> int:
     """Return the bits by the type of the weights."""
     # To import bitsandbytes and ask for its layers takes seconds.
     forms = {part.weight.dtype for part in module.modules() if isinstance(part, nn.Linear)}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlight.modules.language.adapter_folders import find_adapters
+from fedlight.modules.language.base_model import log_once
 from fedlight.support.checks import Settings, check_choice, check_range
 from fedlight.support.seeding import derive_seed, own_stream
 
@@ -27,7 +28,8 @@ class Lora(Settings):
         rank: r of the adapter.
         alpha: the adapter is scaled by ``alpha / rank``.
         dropout: in [0, 1], on the adapter's input; the base's own dropout is off.
-        targets: ``all-linear``, a regular expression, or names of layers.
+        targets: ``all-linear``, a regular expression, or names of layers. All but the head are meant, and experts in one
+            tensor, of which PEFT adapts those of some architectures, with ``dropout`` 0. What has no adapter is logged.
 
     Raises:
         ValueError: a setting is out of range.
@@ -93,24 +95,25 @@ def create_adapters(
 
     # PEFT adds modules named classifier or score to this list itself.
     saved = [name for name in sorted(whole) if not {"classifier", "score"} & set(name.split("."))]
-
-    def make_config(layers: Any) -> Any:
-        settings = {**lora, "task_type": TaskType(lora["task_type"]), "target_modules": layers}
-        return LoraConfig(**settings, modules_to_save=list(saved))  # a copy: PEFT adds to it
+    config = LoraConfig(**{**lora, "task_type": TaskType(lora["task_type"])}, modules_to_save=saved)
+    if targets == "all-linear":
+        config.exclude_modules = _bypassed_layers(network)
 
     # Drawn on the CPU, and so alike on every device; PEFT moves them to the layers.
     device = torch.device("meta" if network.device.type == "meta" else "cpu")
     with _filter_peft_warnings(), own_stream(seed, device), device:
         try:
-            network = get_peft_model(network, make_config(targets), adapter_name=names[0])
+            network = get_peft_model(network, config, adapter_name=names[0])
         except ValueError as error:
             if not isinstance(targets, str):
                 raise
-            raise ValueError(f"lora.targets={targets!r} fits no layer of this model ({error})") from error
+            mend = "; set lora.dropout to 0" if "lora_dropout" in str(error) else ""
+            raise ValueError(f"lora.targets={targets!r} does not suit this model ({error}{mend})") from error
         # By now PEFT has found the layers; in a network with an adapter it would take more for "all-linear".
-        layers = network.peft_config[names[0]].target_modules
         for name in names[1:]:
-            network.add_adapter(name, make_config(layers))
+            network.add_adapter(name, copy.deepcopy(network.peft_config[names[0]]))
+    if targets == "all-linear":
+        _log_bare_layers(network.get_base_model())
     weights = dict(network.named_parameters())
     with torch.no_grad():
         for parameter, weight in weights.items():
@@ -118,6 +121,31 @@ def create_adapters(
                 for name in names[1:]:
                     weights[parameter.replace(f".{names[0]}", f".{name}")].copy_(weight)
     return _train_in_fp32(network)
+
+
+def _bypassed_layers(network: nn.Module) -> list[str]:
+    """Return linear layers on which an adapter would fail or do nothing: other code reads their weights."""
+    modules = dict(network.named_modules())
+    mambas = [name for name, part in modules.items() if hasattr(part, "A_log") and hasattr(part, "D")]
+    routers = [
+        n for n, part in modules.items() if isinstance(part, nn.Linear) and "Router" in type(part).__name__
+    ]
+    return [f"{name}.{layer}" for name in mambas for layer in ("dt_proj", "out_proj")] + routers
+
+
+def _log_bare_layers(base: Any) -> None:
+    """Log which linear layers besides the head are without an adapter; PEFT leaves some out where experts are fused."""
+    head, wrapped = (
+        base.get_output_embeddings(),
+        {"base_layer", "lora_A", "lora_B", "original_module", "modules_to_save"},
+    )
+    bare = {
+        name.rpartition(".")[2]
+        for name, part in base.named_modules()
+        if isinstance(part, nn.Linear) and part is not head and not wrapped & {*name.split(".")}
+    }
+    if bare:
+        log_once(f"lora.targets=all-linear: layers named {', '.join(sorted(bare))} are without an adapter")
 
 
 def load_adapters(network: Any, folder: str, task: str, names: Sequence[str] = ("default",)) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedlight.devices import hardware
 from fedlight.devices.measure.number_type import DTYPES, NumberType
-from fedlight.devices.quantization import HEADS, quiet_int8
+from fedlight.devices.quantization import HEADS, loaded_bits, quiet_int8
 from fedlight.pretrained import hub
 from fedlight.pretrained.hub import find_model, hub_asked_once, shorten_load_errors
 from fedlight.support.checks import Settings
@@ -69,7 +69,7 @@ def load_base(
 
     Raises:
         OSError: the model does not exist, or the hub cannot be reached.
-        ValueError: the folder lacks weights other than those of a classification head.
+        ValueError: the folder lacks weights other than those of a classification head, or has no layer to quantize.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -98,6 +98,10 @@ def load_base(
         _disable_cpu_packing(network)
     if base == "int8":
         _keep_scales_beside_weights(network)
+    if base != "plain" and loaded_bits(network) == 16:
+        raise ValueError(
+            f"base={base!r} quantizes nn.Linear layers, and {config.model_type} has none: set base to 'plain'"
+        )
     new = sorted(report["missing_keys"])
     if num_labels is None and new:  # a classifier's head may be new
         raise ValueError(f"model={model!r} lacks weights of a causal language model: {', '.join(new[:3])}")
@@ -105,21 +109,26 @@ def load_base(
 
 
 def read_config(model: str, trust_remote_code: bool = False, num_labels: int | None = None) -> Any:
-    """Return the ``transformers`` config of a model with every dropout rate 0; see `load_base`.
+    """Return the ``transformers`` config of a model with every dropout rate, and noise of routers, 0; see `load_base`.
 
     Raises:
         OSError: the model does not exist, or the hub cannot be reached.
+        ValueError: it is an encoder with a decoder.
     """
     from transformers import AutoConfig
 
     where, labels = find_model(model), {} if num_labels is None else {"num_labels": num_labels}
     with shorten_load_errors(model), hub_asked_once(where), silence_transformers():
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **labels)
+    if config.is_encoder_decoder:  # of BART, transformers would take the decoder alone
+        raise ValueError(
+            f"model={model!r}: {config.model_type} is an encoder with a decoder: use a causal language model"
+        )
     if num_labels is not None:
         # The cache is for generating text; with gradient checkpointing transformers warns of it.
         config.use_cache = False
     for name, value in vars(config).items():
-        if "drop" in name and isinstance(value, float):
+        if ("drop" in name or "jitter" in name) and isinstance(value, float):
             # In BERT, where rates are 0.1, a training step takes a quarter less time.
             setattr(config, name, 0.0)
     return config
@@ -152,11 +161,11 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
 def log_number_type(base: str, chosen: NumberType) -> None:
     """Log a base's number type and its reason, unless the settings name a type that is not slow."""
     if chosen.reason:
-        _log_once(f"{_LOGGED_AS[base]} in {chosen.name}, {chosen.reason}")
+        log_once(f"{_LOGGED_AS[base]} in {chosen.name}, {chosen.reason}")
 
 
 # In the whole process: a recipe loads its base for each of its stages.
-_log_once = functools.cache(rank_zero_info)
+log_once = functools.cache(rank_zero_info)
 
 
 def _disable_cpu_packing(network: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """Batched completion of prompts with left padding, a KV cache, random streams by client and stop texts."""
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
@@ -176,10 +177,11 @@ def pad_left(rows: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, Tens
 
 def _encode_once(causal_lm: Any, texts: dict[str, Tensor], copies: int, pad_token_id: int) -> dict[str, Any]:
     """Return arguments of ``generate`` for copies of each prompt, whose cache is computed once and then copied."""
-    from transformers import GenerationConfig
+    from transformers import DynamicCache, GenerationConfig
 
     repeated = {name: part.repeat_interleave(copies, dim=0) for name, part in texts.items()}
-    if copies == 1 or texts["input_ids"].shape[1] == 1:  # no token before the last
+    takes_cache = "cache" in inspect.signature(causal_lm.forward).parameters  # not Mamba
+    if copies == 1 or texts["input_ids"].shape[1] == 1 or not takes_cache:  # no token before the last
         return repeated
     # The cache has all but the last token; generation begins there. The new token of this call is thrown away.
     config = GenerationConfig(
@@ -191,6 +193,8 @@ def _encode_once(causal_lm: Any, texts: dict[str, Tensor], copies: int, pad_toke
     )
     heads = {name: part[:, :-1] for name, part in texts.items()}
     cache = causal_lm.generate(**heads, generation_config=config).cache
+    if type(cache) is not DynamicCache:  # an architecture's own may have states that are not copied
+        return repeated
     # ``num_return_sequences`` would encode every copy: four copies of 300 tokens take twice as long.
     cache.reorder_cache(torch.arange(len(heads["input_ids"])).repeat_interleave(copies))
     return {**repeated, "cache": cache}

@@ -33,22 +33,25 @@ def hidden_states(
     counts itself where they are None.
     """
     positions = {} if position_ids is None else {"position_ids": position_ids}
-    output = causal_lm.base_model(
-        input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
-    )
+    body = (
+        causal_lm.base_model if causal_lm.base_model is not causal_lm else causal_lm.model
+    )  # that of Llama 4
+    output = body(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions)
     return output.last_hidden_state
 
 
 def head_logits(causal_lm: Any, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
     """Return the logits of all tokens, or of the token ids ``rows``, fp32, from hidden states ``(..., hidden)``."""
-    head, config = causal_lm.get_output_embeddings(), causal_lm.config
+    head, config = causal_lm.get_output_embeddings(), causal_lm.config.get_text_config()
+    hidden = hidden.to(head.weight.dtype)  # those of Mamba are in fp32
     if rows is None:
         logits = head(hidden)
     else:
         bias = getattr(head, "bias", None)
         logits = functional.linear(hidden, head.weight[rows], None if bias is None else bias[rows])
-    # Cohere, Granite and Gemma 2 scale or cap what comes out of the head.
+    # Cohere, Falcon-H1, Granite and Gemma 2 scale or cap what comes out of the head.
     scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    scale *= getattr(config, "lm_head_multiplier", None) or 1.0
     cap = getattr(config, "final_logit_softcapping", None)
     logits = logits.float()
     logits = logits if scale == 1 else logits * scale  # a product with 1 would take 3 % of a step
@@ -122,15 +125,33 @@ def _in_fp16(hidden: Tensor) -> bool:
 
 
 def check_readout(causal_lm: Any, model: str) -> None:
-    """Raise ValueError for an architecture whose logits differ from `head_logits` of its hidden states."""
-    ids = torch.arange(3, device=causal_lm.device)[None] % causal_lm.config.vocab_size
+    """Raise ValueError for an architecture whose logits differ from `head_logits` of its hidden states.
+
+    Also for hidden states that depend on later tokens, or on padding on the left.
+    """
+    # Rows 0 and 1 end unlike, rows 2 and 3 have unlike tokens of padding.
+    rows = [[1, 2, 3, 4, 4], [1, 2, 3, 5, 5], [4, 4, 1, 2, 3], [5, 5, 1, 2, 3]]
+    ids = torch.tensor(rows, device=causal_lm.device) % causal_lm.config.get_text_config().vocab_size
     mask = torch.ones_like(ids)
+    mask[2:, :2] = 0
     with torch.no_grad():
-        expected = causal_lm(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
-        logits = head_logits(causal_lm, hidden_states(causal_lm, ids, mask))
-    if not torch.allclose(logits, expected, rtol=0.05, atol=0.05 * float(expected.abs().max())):
-        kind = causal_lm.config.model_type
-        raise ValueError(f"model={model!r}: {kind} computes its logits in an unknown way: use another model")
+        expected = causal_lm(input_ids=ids, attention_mask=mask, use_cache=False).logits[:2].float()
+        hidden = hidden_states(causal_lm, ids, mask)
+        logits = head_logits(causal_lm, hidden[:2])
+    slack = max(1e-3, 2 * torch.finfo(hidden.dtype).eps)  # of rounding to 16 bits
+    if not torch.allclose(logits, expected, rtol=slack, atol=slack * float(expected.abs().max())):
+        fault = "computes its logits in an unknown way"
+    elif _differ(*hidden[:2, :3]):
+        fault = "reads tokens before it has to predict them"
+    elif _differ(*hidden[2:, 2:]):
+        fault = "reads padding as text"
+    else:
+        return
+    raise ValueError(f"model={model!r}: {causal_lm.config.model_type} {fault}: use another model")
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return float((one - other).float().norm()) > 0.01 * float(one.float().norm())
 
 
 class SharedPrefix:

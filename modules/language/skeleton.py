@@ -73,6 +73,8 @@ def _add_adapters(network: Any, module: Any) -> Any:
         names, targets = module.adapter_names, config.target_modules
         new_weights = [f"{name}.weight" for name in config.modules_to_save or ()]
         lora = {name: getattr(config, name) for name in ("r", "lora_alpha", "lora_dropout")}
+        lora |= {name: getattr(config, name) for name in ("rank_pattern", "alpha_pattern", "exclude_modules")}
+        lora["target_parameters"] = config.target_parameters
         lora["target_modules"] = targets if isinstance(targets, str) else sorted(targets)
         lora["task_type"] = module.task
     with torch.device("meta"):

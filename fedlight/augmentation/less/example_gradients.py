@@ -126,8 +126,13 @@ def _by_layers(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_hook(_make_hook(name, size, gradients)).remove)
         losses = module.example_losses(batch)
-        # The returned sums over the batch are not needed; the call runs the hooks and leaves .grad alone.
-        torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True)
+        # Of the returned sums over the batch, whether there is one; the call runs the hooks and leaves .grad alone.
+        sums = torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True)
+    for name, total in zip(weights, sums, strict=True):
+        if total is not None and name not in gradients:
+            raise ValueError(
+                f"gradients='layers' sees no input of {name}, whose weight other code reads: set gradients to 'func'"
+            )
     return {
         # A weight that the loss does not reach has gradient 0.
         name: gradients[name] if name in gradients else weight.new_zeros(size, *weight.shape)

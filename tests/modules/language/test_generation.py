@@ -74,7 +74,13 @@ def test_defaults_of_the_model_do_not_interfere(module, monkeypatch):
     expected = module.generate(PROMPTS, temperature=0, max_new_tokens=6)
     drawn = module.generate(PROMPTS, max_new_tokens=6)
     other = GenerationConfig(
-        **{"do_sample": True, "temperature": 9.0, "top_k": 1, "repetition_penalty": 5.0, "eos_token_id": [1, 2]},
+        **{
+            "do_sample": True,
+            "temperature": 9.0,
+            "top_k": 1,
+            "repetition_penalty": 5.0,
+            "eos_token_id": [1, 2],
+        },
         **{"forced_eos_token_id": 9, "no_repeat_ngram_size": 1},
     )
     monkeypatch.setattr(module.causal_lm, "generation_config", other)

@@ -43,7 +43,7 @@ WITHOUT_POOLER = {
 def has_bf16(request, monkeypatch) -> bool:
     """A machine whose devices have instructions for bf16, and one whose have none."""
     monkeypatch.setattr(hardware, "computes_bf16", lambda device: request.param)
-    base_model._log_once.cache_clear()
+    base_model.log_once.cache_clear()
     return request.param
 
 
