@@ -97,7 +97,7 @@ def create_adapters(
     saved = [name for name in sorted(whole) if not {"classifier", "score"} & set(name.split("."))]
     config = LoraConfig(**{**lora, "task_type": TaskType(lora["task_type"])}, modules_to_save=saved)
     if targets == "all-linear":
-        config.exclude_modules = _bypassed_layers(network)
+        config.exclude_modules = _bypassed_layers(network) or None
 
     # Drawn on the CPU, and so alike on every device; PEFT moves them to the layers.
     device = torch.device("meta" if network.device.type == "meta" else "cpu")
@@ -123,24 +123,28 @@ def create_adapters(
     return _train_in_fp32(network)
 
 
-def _bypassed_layers(network: nn.Module) -> list[str]:
-    """Return linear layers on which an adapter would fail or do nothing: other code reads their weights."""
+def _bypassed_layers(network: Any) -> list[str]:
+    """Return linear layers on which an adapter would fail or do nothing.
+
+    Other code reads the weights of routers and of some projections of Mamba; text does not pass the tower for images.
+    """
     modules = dict(network.named_modules())
     mambas = [name for name, part in modules.items() if hasattr(part, "A_log") and hasattr(part, "D")]
-    routers = [
-        n for n, part in modules.items() if isinstance(part, nn.Linear) and "Router" in type(part).__name__
-    ]
-    return [f"{name}.{layer}" for name in mambas for layer in ("dt_proj", "out_proj")] + routers
+    bypassed = [f"{name}.{layer}" for name in mambas for layer in ("dt_proj", "out_proj")]
+    linear = {name: part for name, part in modules.items() if isinstance(part, nn.Linear)}
+    bypassed += [name for name, part in linear.items() if "Router" in type(part).__name__]
+    if network.config.get_text_config() is not network.config:
+        reached = {*network.get_decoder().modules()}
+        bypassed += [name for name, part in linear.items() if part not in reached]
+    return bypassed
 
 
 def _log_bare_layers(base: Any) -> None:
     """Log which linear layers besides the head are without an adapter; PEFT leaves some out where experts are fused."""
-    head, wrapped = (
-        base.get_output_embeddings(),
-        {"base_layer", "lora_A", "lora_B", "original_module", "modules_to_save"},
-    )
+    head = base.get_output_embeddings()
+    wrapped = {"base_layer", "lora_A", "lora_B", "original_module", "modules_to_save"}
     bare = {
-        name.rpartition(".")[2]
+        ".".join(name.split(".")[-2:])
         for name, part in base.named_modules()
         if isinstance(part, nn.Linear) and part is not head and not wrapped & {*name.split(".")}
     }
@@ -286,8 +290,11 @@ def _cast_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
 
 @contextmanager
 def _filter_peft_warnings() -> Iterator[None]:
-    """Ignore a warning that PEFT causes in ``transformers``; turn the one about missing weights into an error."""
+    """Ignore warnings of PEFT that mean nothing here; turn the one about missing weights into an error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        # PEFT sets it by itself. Patterns match parameters, those of experts.
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)
+        warnings.filterwarnings("ignore", r"The following \w+_pattern keys did not match", RuntimeWarning)
         warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
         yield

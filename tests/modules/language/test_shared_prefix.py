@@ -3,6 +3,7 @@ from functools import partial
 import pytest
 import torch
 import transformers
+from architectures import CONFIGS
 from torch import Tensor
 from tuned import tuned
 
@@ -16,25 +17,8 @@ from fedlight.modules.language.readout import SharedPrefix, hidden_states
 from fedlight.stacking import StackedAdapters
 from fedlight.stacking.shared_rows import pays, plan
 
-SIZES = {
-    **{"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
-    "max_position_embeddings": 256,
-}
-GATED = {**SIZES, "intermediate_size": 64, "num_key_value_heads": 2}
-GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
-CONFIGS = {
-    "llama": lambda: transformers.LlamaConfig(**GATED),
-    "gpt2": lambda: transformers.GPT2Config(**GPT2),
-    "gemma3": lambda: transformers.Gemma3TextConfig(**GATED, head_dim=8, sliding_window=160),
-    "qwen3": lambda: transformers.Qwen3Config(**GATED, head_dim=8),
-    "opt": lambda: transformers.OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32),
-    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZES, intermediate_size=64),
-}
-OTHERS = {  # positions by distance, positions by the mask, no attention
-    "mpt": lambda: transformers.MptConfig(vocab_size=97, d_model=32, n_layers=2, n_heads=4, max_seq_len=256),
-    "bloom": lambda: transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4),
-    "mamba": lambda: transformers.MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2),
-}
+KINDS = ("llama", "gpt2", "gemma3", "qwen3", "opt", "gpt_neox")
+OTHERS = ("mpt", "bloom", "mamba")  # positions by distance, positions by the mask, no attention
 
 
 def make_model(config):
@@ -106,7 +90,7 @@ def ready(kind, folder, prefix="auto", **settings):
 
 
 @pytest.mark.parametrize("form", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_shared_rows_equal_a_row_per_text(kind, form, widths):
     config = CONFIGS[kind]()
     config._attn_implementation = form
@@ -129,7 +113,7 @@ def test_shared_rows_equal_a_row_per_text(kind, form, widths):
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_an_architecture_without_block_masks_keeps_a_row_per_text(kind, said, widths):
-    model, texts = make_model(OTHERS[kind]()), make_texts()
+    model, texts = make_model(CONFIGS[kind]()), make_texts()
     given, shared = (texts["input_ids"], texts["attention_mask"]), SharedPrefix("auto")
     with torch.no_grad():
         for _ in range(2):

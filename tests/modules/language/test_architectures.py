@@ -1,0 +1,107 @@
+"""Architectures against plain ``transformers`` on one text at a time, without PEFT, padding and cache."""
+
+import pytest
+import torch
+from architectures import CONFIGS, REFUSED
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from tuned import tuned
+
+from fedlight.devices.cost import CostMeter
+from fedlight.devices.shape import BatchShape
+from fedlight.modules import SFTModule
+from fedlight.modules.functional import IGNORED
+from fedlight.modules.language.adapters import Lora, trained_parameters
+from fedlight.stacking import StackedAdapters
+
+KINDS = ("gpt2", "gemma2", "opt", "mamba", "falcon_h1", "qwen3_next", "qwen2_moe", "deepseek_v3", "llama4")
+FUSED = ("qwen3_next", "deepseek_v3")  # adapters of experts, which are not stacked
+PROMPTS = ["the cat sat on the mat. it was a nice mat", "a dog", "day after day"]
+PLAIN = Lora(rank=4, dropout=0.0)
+
+
+def save(config, tokenizer, folder, loader=AutoModelForCausalLM):
+    torch.manual_seed(0)
+    model = loader.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.2)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+def make_batch():
+    """Return four texts, which end unlike, and each without its padding."""
+    stream = torch.Generator().manual_seed(1)
+    rows = [torch.randint(5, 320, (length,), generator=stream) for length in (21, 9, 14, 17)]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    labels = ids.masked_fill(mask == 0, IGNORED)
+    labels[:, :4] = IGNORED
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}, rows
+
+
+def losses_of(model, rows):
+    losses = []
+    for row in rows:
+        log_probs = model(input_ids=row[None], use_cache=False).logits[0].float().log_softmax(dim=1)
+        losses.append(-log_probs[3:-1].gather(1, row[4:, None]).mean())
+    return torch.stack(losses)
+
+
+def write(model, tokenizer, prompt, number):
+    ids = tokenizer(prompt)["input_ids"]
+    start = len(ids)
+    for _ in range(number):
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+        ids.append(int(logits.argmax()))
+        if ids[-1] == tokenizer.eos_token_id:
+            break
+    return tokenizer.decode(ids[start:], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_architecture_computes_what_transformers_does(kind, llama, tmp_path):
+    folder, (batch, rows) = save(CONFIGS[kind](), llama, tmp_path / "base"), make_batch()
+    module = tuned(SFTModule(folder, dtype="fp32", lora=PLAIN))
+    module.save_merged(tmp_path / "merged")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    with torch.no_grad():
+        found, expected = module.train().example_losses(batch), losses_of(plain, rows)
+        texts = [write(plain, module.tokenizer, prompt, 8) for prompt in PROMPTS]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    asked = {"max_new_tokens": 8, "strip": False}
+    assert module.generate(PROMPTS, temperature=0, **asked) == [[text] for text in texts]
+    assert module.generate(PROMPTS, n=2, temperature=1e-6, **asked) == [[text] * 2 for text in texts]
+
+    shapes = [
+        {name: weight.shape for name, weight in one.named_parameters()} for one in (module, module.skeleton())
+    ]
+    assert shapes[0] == shapes[1]
+    fresh = SFTModule(folder, dtype="fp32", lora=PLAIN)
+    assert {name: weight.shape for name, weight in fresh.skeleton().named_parameters()} == shapes[0]
+    assert CostMeter(fresh).cost(BatchShape(examples=2, tokens=12, responses=9)).flops > 0
+
+    trained = trained_parameters(module)
+    if kind in FUSED:
+        with pytest.raises(ValueError, match="adapter on a layer of type"):
+            StackedAdapters(module, trained)
+        return
+    other = {name: weight * 0.5 for name, weight in trained.items()}
+    stacked = StackedAdapters(module, trained)
+    stacked.enter([{}, other], [None, None])
+    stacked.set_rows([2, 2], None)
+    together = module.example_losses(batch)
+    stacked.leave()
+    torch.testing.assert_close(together[:2], expected[:2], rtol=1e-3, atol=1e-4)
+    module.load_state_dict(other)
+    torch.testing.assert_close(together[2:], module.example_losses(batch)[2:], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_an_architecture_is_refused_when_it_is_loaded(kind, llama, tmp_path):
+    config, message = REFUSED[kind]
+    loader = AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM
+    with pytest.raises(ValueError, match=message):
+        SFTModule(save(config(), llama, tmp_path, loader), dtype="fp32").configure_model()
