@@ -49,15 +49,15 @@ class StackedLora:
         if self.layer._disable_adapters:
             return result
         assert self.rows is not None, "set_rows comes first"
-        rows, shape = self.rows, result.shape
-        x = rows.texts.whole(x)
-        result = result.view(*x.shape[:-1], shape[-1])
-        tiles, kind = rows.tiles(x, self.name), x.device.type
+        rows, shape, kind = self.rows, result.shape, x.device.type
+        tiles = rows.tiles(rows.texts.whole(x), self.name)
         casts = torch.is_autocast_enabled(kind)
         rounds = self.rounds and x.dtype == torch.bfloat16 and not casts
         dtype = x.dtype if rounds else self.a.dtype
         if self.drop is not None and self.layer.training:
-            x = self.drop(x, dtype=dtype)
+            x = self.drop(x, dtype=dtype)  # the object that other layers have got as well
+        x = rows.texts.whole(x)
+        result = result.view(*x.shape[:-1], shape[-1])
         x = rows.split(x.to(torch.get_autocast_dtype(kind) if casts else dtype), tiles)
         if rows.equal and self.bias is None and result.dtype == x.dtype:
             blocks = result.reshape(len(x), -1, result.shape[-1])

@@ -109,7 +109,7 @@ def load_base(
 
 
 def read_config(model: str, trust_remote_code: bool = False, num_labels: int | None = None) -> Any:
-    """Return the ``transformers`` config of a model with every dropout rate, and noise of routers, 0; see `load_base`.
+    """Return the ``transformers`` config of a model with every dropout rate 0; see `load_base`.
 
     Raises:
         OSError: the model does not exist, or the hub cannot be reached.
@@ -128,7 +128,7 @@ def read_config(model: str, trust_remote_code: bool = False, num_labels: int | N
         # The cache is for generating text; with gradient checkpointing transformers warns of it.
         config.use_cache = False
     for name, value in vars(config).items():
-        if ("drop" in name or "jitter" in name) and isinstance(value, float):
+        if "drop" in name and isinstance(value, float):
             # In BERT, where rates are 0.1, a training step takes a quarter less time.
             setattr(config, name, 0.0)
     return config

@@ -31,15 +31,18 @@ def save(config, tokenizer, folder, loader=AutoModelForCausalLM):
     return str(folder)
 
 
-def make_batch():
-    """Return four texts, which end unlike, and each without its padding."""
+def make_rows():
     stream = torch.Generator().manual_seed(1)
-    rows = [torch.randint(5, 320, (length,), generator=stream) for length in (21, 9, 14, 17)]
+    return [torch.randint(5, 320, (length,), generator=stream) for length in (21, 9, 14, 17)]
+
+
+def make_batch(rows):
+    """Return texts that are padded on the right; their first four tokens have no labels."""
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     labels = ids.masked_fill(mask == 0, IGNORED)
     labels[:, :4] = IGNORED
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}, rows
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 def losses_of(model, rows):
@@ -63,12 +66,12 @@ def write(model, tokenizer, prompt, number):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_architecture_computes_what_transformers_does(kind, llama, tmp_path):
-    folder, (batch, rows) = save(CONFIGS[kind](), llama, tmp_path / "base"), make_batch()
+    folder, rows = save(CONFIGS[kind](), llama, tmp_path / "base"), make_rows()
     module = tuned(SFTModule(folder, dtype="fp32", lora=PLAIN))
     module.save_merged(tmp_path / "merged")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     with torch.no_grad():
-        found, expected = module.train().example_losses(batch), losses_of(plain, rows)
+        found, expected = module.train().example_losses(make_batch(rows)), losses_of(plain, rows)
         texts = [write(plain, module.tokenizer, prompt, 8) for prompt in PROMPTS]
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     asked = {"max_new_tokens": 8, "strip": False}
@@ -83,20 +86,27 @@ def test_an_architecture_computes_what_transformers_does(kind, llama, tmp_path):
     assert {name: weight.shape for name, weight in fresh.skeleton().named_parameters()} == shapes[0]
     assert CostMeter(fresh).cost(BatchShape(examples=2, tokens=12, responses=9)).flops > 0
 
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_side_by_side_compute_what_each_does_alone(kind, llama, tmp_path):
+    folder, rows = save(CONFIGS[kind](), llama, tmp_path), make_rows()
+    lora = PLAIN if kind in FUSED else Lora(rank=4, dropout=0.2)
+    module = tuned(SFTModule(folder, dtype="fp32", lora=lora)).train()
     trained = trained_parameters(module)
     if kind in FUSED:
         with pytest.raises(ValueError, match="adapter on a layer of type"):
             StackedAdapters(module, trained)
         return
-    other = {name: weight * 0.5 for name, weight in trained.items()}
+    starts = [{}, {name: weight * 0.5 for name, weight in trained.items()}]
     stacked = StackedAdapters(module, trained)
-    stacked.enter([{}, other], [None, None])
-    stacked.set_rows([2, 2], None)
-    together = module.example_losses(batch)
+    stacked.enter(starts, [None, None])
+    stacked.set_rows([2, 2], [3, 4])
+    together = module.example_losses(make_batch(rows)).detach()
     stacked.leave()
-    torch.testing.assert_close(together[:2], expected[:2], rtol=1e-3, atol=1e-4)
-    module.load_state_dict(other)
-    torch.testing.assert_close(together[2:], module.example_losses(batch)[2:], rtol=1e-3, atol=1e-4)
+    for own, seed, start, found in zip((rows[:2], rows[2:]), (3, 4), starts, together.split(2), strict=True):
+        module.load_state_dict(module.state_dict() | start)
+        with module.dropout_masks.seeded(seed):
+            torch.testing.assert_close(found, module.example_losses(make_batch(own)), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", REFUSED)
