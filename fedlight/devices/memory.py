@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fedlight.devices.cost import CostMeter, StepCost
-from fedlight.devices.quantization import quantizable_layers
+from fedlight.devices.quantization import is_transposed, quantizable_layers
 from fedlight.devices.shape import BatchShape
 from fedlight.federation.protocols import HoldsAdapters
 
@@ -112,7 +112,7 @@ def resting_footprint(
     """
     if weight_bits not in (16, 8, 4):
         raise ValueError(f"weight_bits={weight_bits} must be 16, 8 or 4")
-    quantized = {id(layer.weight) for layer in quantizable_layers(module).values()}
+    quantized = {id(layer.weight): layer for layer in quantizable_layers(module).values()}
     elsewhere = _other_adapters(module, trained)
     base = learning = idle = 0
     for name, weight in module.named_parameters():  # each shared one once
@@ -121,7 +121,8 @@ def resting_footprint(
         elif weight.requires_grad:
             idle += 0 if elsewhere & {*name.split(".")} else weight.numel()
         elif weight_bits < 16 and id(weight) in quantized:
-            base += _quantized_bytes(weight, weight_bits)
+            rows = weight.shape[1 if is_transposed(quantized[id(weight)]) else 0]
+            base += _quantized_bytes(weight, rows, weight_bits)
         else:
             base += number_bytes * weight.numel()
     moments = math.ceil(moment_bytes_per_weight * learning)
@@ -135,9 +136,9 @@ def _other_adapters(module: nn.Module, trained: Collection[str] | None) -> set[s
     return {*module.adapter_names} - {part for name in trained for part in name.split(".")}
 
 
-def _quantized_bytes(weight: nn.Parameter, weight_bits: int) -> int:
+def _quantized_bytes(weight: nn.Parameter, rows: int, weight_bits: int) -> int:
     if weight_bits == 8:
-        return weight.numel() + 4 * weight.shape[0]  # a scale a row
+        return weight.numel() + 4 * rows  # a scale a row
     return math.ceil(weight.numel() / 2) + 4 * math.ceil(weight.numel() / NF4_BLOCK)  # a scale a block
 
 

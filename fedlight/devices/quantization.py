@@ -11,7 +11,7 @@ So names, parameters, hooks and optimizers never change, and going back restores
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,8 @@ class WritesTokens(Protocol):
         """Return the layer that gives the logits of the vocabulary, or None."""
 
 
-def quantizable_layers(module: nn.Module) -> dict[str, nn.Linear]:
-    """Return the frozen linear layers that bitsandbytes would quantize, by name.
+def quantizable_layers(module: nn.Module) -> dict[str, Any]:
+    """Return the frozen linear layers that bitsandbytes would quantize, by name; also GPT-2's, of the class ``Conv1D``.
 
     Left out are the output head, layers of :data:`HEADS`, layers that share a weight with another, layers of an adapter, and
     subclasses of ``nn.Linear``.
@@ -45,7 +45,8 @@ def quantizable_layers(module: nn.Module) -> dict[str, nn.Linear]:
     return {
         name: part
         for name, part in module.named_modules()
-        if type(part) is nn.Linear  # other code reads the weight of a subclass directly
+        # Other code reads the weight of a subclass directly.
+        if (type(part) is nn.Linear or is_transposed(part))
         and not part.weight.requires_grad
         and id(part) not in heads
         and users[id(part.weight)] == 1  # not of tied embeddings
@@ -53,6 +54,11 @@ def quantizable_layers(module: nn.Module) -> dict[str, nn.Linear]:
         and "original_module" not in name.split(".")  # the one that PEFT trains a copy of
         and not any(f".{head}." in f".{name}." for head in HEADS)
     }
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a layer is GPT-2's, whose weight is ``(in, out)``."""
+    return type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils"
 
 
 class QuantizedBase:
@@ -134,12 +140,12 @@ class QuantizedBase:
                 vars(layer)["forward"] = self._twin(name, layer, bits)
         self.bits = bits
 
-    def _twin(self, name: str, layer: nn.Linear, bits: int) -> Callable[[Tensor], Tensor]:
+    def _twin(self, name: str, layer: Any, bits: int) -> Callable[[Tensor], Tensor]:
         weight = layer.weight
         source = (weight.data_ptr(), weight._version, weight.device, weight.dtype)
         made_from, forward = self._twins.get((name, bits), (None, None))
         if made_from != source or forward is None:  # none yet, or the weights were reloaded or moved
-            forward = _following(layer, (_int8 if bits == 8 else _nf4)(layer))
+            forward = _following(layer, (_int8 if bits == 8 else _nf4)(_as_linear(layer)))
             self._twins[name, bits] = source, forward
             self._freed.add(weight.numel())
         return forward
@@ -150,6 +156,16 @@ def loaded_bits(module: nn.Module) -> int:
     # To import bitsandbytes and ask for its layers takes seconds.
     forms = {part.weight.dtype for part in module.modules() if isinstance(part, nn.Linear)}
     return 4 if torch.uint8 in forms else 8 if torch.int8 in forms else 16
+
+
+def _as_linear(layer: Any) -> nn.Linear:
+    if not is_transposed(layer):
+        return cast(nn.Linear, layer)
+    with torch.device("meta"):
+        linear = nn.Linear(*layer.weight.shape)
+    linear.weight = nn.Parameter(layer.weight.detach().T.contiguous(), requires_grad=False)
+    linear.bias = layer.bias
+    return linear
 
 
 def _int8(layer: nn.Linear) -> nn.Module:

@@ -2,12 +2,15 @@ import logging
 
 import pytest
 import torch
+from architectures import GPT2
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from refusals import refusal
 from tiny_world import make_encoder, make_model
 from torch import nn
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from fedlight import Lora, SelectorModule
+from fedlight.devices.memory import resting_footprint
 from fedlight.devices.quantization import HEADS, QuantizedBase, quantizable_layers
 from fedlight.modules.language import base_model
 
@@ -60,14 +63,30 @@ def run(module, inputs):
     return module["top"](module["body"](inputs))
 
 
+@pytest.fixture(scope="module")
+def gpt2(tiny_model, tmp_path_factory):
+    """A GPT-2, whose linear layers are of the class ``Conv1D``, with the tokenizer of the tiny model."""
+    folder, tokenizer = tmp_path_factory.mktemp("gpt2"), AutoTokenizer.from_pretrained(tiny_model)
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(**{**GPT2, "vocab_size": len(tokenizer)})).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.mark.parametrize("bits", [8, 4])
-def test_it_is_the_base_that_transformers_loads(tiny_model, plain, bits):
+@pytest.mark.parametrize(("model", "layers"), [("tiny_model", 2 * 7), ("gpt2", 2 * 4)])
+def test_it_is_the_base_that_transformers_loads(model, layers, bits, request):
     """Layer by layer: which are quantized, to what, and what comes of it, in training and in evaluation."""
-    loaded = load(tiny_model, base=FORMS[bits])
+    folder = request.getfixturevalue(model)
+    plain, loaded = load(folder), load(folder, base=FORMS[bits])
     kind = Linear8bitLt if bits == 8 else Linear4bit
-    theirs = {name for name, layer in loaded.named_modules() if isinstance(layer, kind)}
-    assert set(quantizable_layers(plain)) == theirs
-    assert len(theirs) == 2 * 7
+    theirs = {name: layer for name, layer in loaded.named_modules() if isinstance(layer, kind)}
+    assert set(quantizable_layers(plain)) == set(theirs)
+    assert len(theirs) == layers
+    if bits == 8:
+        rows = sum(layer.out_features for layer in theirs.values())
+        held = sum(weight.nbytes for weight in loaded.parameters() if not weight.requires_grad)
+        assert resting_footprint(plain, 8, 0, number_bytes=4).base_bytes == held + 4 * rows
     base = QuantizedBase(plain)
     base.use(bits)
     ours, expected = step(plain, make_batch()), step(loaded, make_batch())
