@@ -131,7 +131,7 @@ def _by_layers(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
     for name, total in zip(weights, sums, strict=True):
         if total is not None and name not in gradients:
             raise ValueError(
-                f"gradients='layers' sees no input of {name}, whose weight other code reads: set gradients to 'func'"
+                f"gradients='layers' sees no input of {name}, whose weight other code reads: leave it out of lora.targets"
             )
     return {
         # A weight that the loss does not reach has gradient 0.

@@ -2,10 +2,18 @@
 
 import pytest
 import torch
-from architectures import CONFIGS, REFUSED
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from architectures import CONFIGS, GATED, REFUSED
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DbrxConfig,
+    FalconConfig,
+    MixtralConfig,
+)
 from tuned import tuned
 
+from fedlight.augmentation.less.example_gradients import example_gradients
 from fedlight.devices.cost import CostMeter
 from fedlight.devices.shape import BatchShape
 from fedlight.modules import SFTModule
@@ -115,3 +123,25 @@ def test_an_architecture_is_refused_when_it_is_loaded(kind, llama, tmp_path):
     loader = AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM
     with pytest.raises(ValueError, match=message):
         SFTModule(save(config(), llama, tmp_path, loader), dtype="fp32").configure_model()
+
+
+def test_what_cannot_be_computed_for_an_architecture_is_refused(llama, tmp_path):
+    falcon = FalconConfig(vocab_size=320, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    folder = save(falcon, llama, tmp_path / "falcon")
+    with pytest.raises(ValueError, match="falcon has none: set base to 'plain'"):
+        SFTModule(folder, base="nf4", dtype="fp32").configure_model()
+    experts = {"ffn_hidden_size": 16, "moe_num_experts": 2, "moe_top_k": 1}
+    dbrx = DbrxConfig(
+        **{"vocab_size": 320, "d_model": 32, "n_layers": 1, "n_heads": 4, "max_seq_len": 256},
+        **{"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0}, "ffn_config": experts},
+    )
+    folder = save(dbrx, llama, tmp_path / "dbrx")
+    with pytest.raises(ValueError, match=r"cannot be counted on shapes alone.* run without devices"):
+        CostMeter(SFTModule(folder, dtype="fp32")).cost(BatchShape(examples=2, tokens=12, responses=9))
+    mixtral = MixtralConfig(**{**GATED, "num_hidden_layers": 1}, num_local_experts=2)
+    module = SFTModule(save(mixtral, llama, tmp_path / "mixtral"), dtype="fp32", lora=PLAIN)
+    module.configure_model()
+    with pytest.raises(ValueError, match=r"sees no input of .*: leave it out"):
+        example_gradients(module, make_batch(make_rows()))
+    with pytest.raises(ValueError, match=r"lora_dropout != 0.; set lora.dropout to 0"):
+        SFTModule(module.options.model, dtype="fp32").configure_model()
