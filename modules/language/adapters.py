@@ -6,6 +6,7 @@ E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, h
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,8 +59,7 @@ def add_adapters(
     if options.adapter is not None and not options.merge_adapter:
         return load_adapters(network, options.adapter, task, names)
     if options.merge_adapter:
-        merged = load_adapters(network, options.adapter, task)
-        network = merged.merge_and_unload().requires_grad_(False)
+        network = _merge(load_adapters(network, options.adapter, task)).requires_grad_(False)
     lora = get_lora_settings(options, task)
     return create_adapters(network, names, lora, new_weights, derive_seed(options.seed, "adapter"))
 
@@ -192,7 +192,7 @@ def merge_copy(network: Any, base: str) -> Any:
     """Return a copy of the base with its adapter added to its weights.
 
     Raises:
-        ValueError: the base is quantized, or there are several adapters.
+        ValueError: the base is quantized, there are several adapters, or layers share a weight.
     """
     if base != "plain":
         raise ValueError(f"save_merged needs base='plain', not {base!r}, whose weights are rounded")
@@ -201,7 +201,19 @@ def merge_copy(network: Any, base: str) -> Any:
             f"save_merged adds one adapter to the base, this module has {len(network.peft_config)}: save_adapter "
             "writes a folder of each, of which adapter= takes one"
         )
-    return copy.deepcopy(network).merge_and_unload()
+    return _merge(copy.deepcopy(network))
+
+
+def _merge(network: Any) -> Any:
+    users = Counter(id(weight) for part in network.modules() for weight in part.parameters(recurse=False))
+    for name, part in network.get_base_model().named_modules():
+        weights = part.get_base_layer().parameters() if hasattr(part, "lora_A") else ()
+        if any(users[id(weight)] > 1 for weight in weights):
+            raise ValueError(
+                f"the adapter of {name} cannot be added to its weight, which another layer has: save the adapter, or leave "
+                "the layer out of lora.targets"
+            )
+    return network.merge_and_unload()
 
 
 def activate(network: Any, name: str) -> None:

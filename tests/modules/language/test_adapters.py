@@ -1,7 +1,9 @@
 import pytest
 import torch
 from adapted import base_state, ready, same
+from architectures import GATED
 from text_batches import make_sft_batch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.selector import SelectorModule
@@ -54,6 +56,21 @@ def test_save_merged_gives_a_model(trained, tmp_path):
     torch.testing.assert_close(exact, rounded, rtol=0.02, atol=0)
     with pytest.raises(ValueError, match="needs base='plain', not 'int8'"):
         again.save_merged(tmp_path / "twice")
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+def test_an_adapter_of_a_weight_that_layers_share_is_not_merged(llama, tmp_path):
+    """The embedding would get the head's adapter as well."""
+    folder = str(tmp_path / "tied")
+    LlamaForCausalLM(LlamaConfig(**GATED, tie_word_embeddings=True)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(folder)
+    module = ready(SFTModule(folder, lora=Lora(targets=["q_proj", "lm_head"])))
+    with pytest.raises(ValueError, match="adapter of lm_head cannot be added to its weight"):
+        module.save_merged(tmp_path / "whole")
+    module.save_adapter(tmp_path / "adapter")
+    tied = {"adapter": str(tmp_path / "adapter"), "merge_adapter": True}
+    with pytest.raises(ValueError, match="adapter of lm_head cannot be added to its weight"):
+        ready(SFTModule(folder, **tied))
 
 
 def test_adapters_that_do_not_fit(saved, llama, bert, tmp_path):
