@@ -49,6 +49,8 @@ def complete(
     Raises:
         ValueError: a prompt and its completion do not fit into the model, or a setting is out of range.
     """
+    from transformers import GenerationConfig
+
     check_range("temperature", temperature, 0, float("inf"))
     check_range("top_p", top_p, 0, 1, above_low=True)
     check_range("n", n, 1, float("inf"))
@@ -62,7 +64,10 @@ def complete(
     copies = n if temperature > 0 else 1  # greedy completions are all the same
     counts, ends = [len(request.prompts) for request in requests], end_tokens(causal_lm, tokenizer)
     padded = pad_left(rows, tokenizer.pad_token_id)
-    options: dict[str, Any] = {"generation_config": _generation_config(tokenizer, max_new_tokens, ends)}
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens, eos_token_id=ends or None, pad_token_id=tokenizer.pad_token_id
+    )
+    options: dict[str, Any] = {"generation_config": config}
     if stop:
         options["stopping_criteria"] = [make_stopping(tokenizer, stop, padded["input_ids"].shape[1])]
     if temperature > 0:
@@ -184,13 +189,7 @@ def _encode_once(causal_lm: Any, texts: dict[str, Tensor], copies: int, pad_toke
     if copies == 1 or texts["input_ids"].shape[1] == 1 or not takes_cache:  # no token before the last
         return repeated
     # The cache has all but the last token; generation begins there. The new token of this call is thrown away.
-    config = GenerationConfig(
-        max_new_tokens=1,
-        do_sample=False,
-        return_dict_in_generate=True,
-        use_cache=True,
-        pad_token_id=pad_token_id,
-    )
+    config = GenerationConfig(max_new_tokens=1, return_dict_in_generate=True, pad_token_id=pad_token_id)
     heads = {name: part[:, :-1] for name, part in texts.items()}
     cache = causal_lm.generate(**heads, generation_config=config).cache
     if type(cache) is not DynamicCache:  # an architecture's own may have states that are not copied
@@ -209,19 +208,6 @@ def _check_length(rows: Sequence[Sequence[int]], max_new_tokens: int, limit: int
                 f"prompt {index} has {len(row)} tokens; with max_new_tokens={max_new_tokens} that is more than the "
                 f"model's {limit}: shorten the prompt or lower max_new_tokens"
             )
-
-
-def _generation_config(tokenizer: Any, max_new_tokens: int, ends: list[int]) -> Any:
-    """Return the config of greedy decoding."""
-    from transformers import GenerationConfig
-
-    return GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        eos_token_id=ends or None,
-        pad_token_id=tokenizer.pad_token_id,
-        use_cache=True,
-        do_sample=False,  # _Draws leaves one token possible
-    )
 
 
 def _check_stop(stop: Sequence[str]) -> None:

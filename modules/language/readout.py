@@ -33,9 +33,9 @@ def hidden_states(
     counts itself where they are None.
     """
     positions = {} if position_ids is None else {"position_ids": position_ids}
-    body = (
-        causal_lm.base_model if causal_lm.base_model is not causal_lm else causal_lm.model
-    )  # that of Llama 4
+    body = causal_lm.base_model
+    if body is causal_lm:  # Llama 4
+        body = causal_lm.model
     output = body(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions)
     return output.last_hidden_state
 
