@@ -120,7 +120,8 @@ def read_config(model: str, trust_remote_code: bool = False, num_labels: int | N
     where, labels = find_model(model), {} if num_labels is None else {"num_labels": num_labels}
     with shorten_load_errors(model), hub_asked_once(where), silence_transformers():
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **labels)
-    if config.is_encoder_decoder:  # of BART, transformers would take the decoder alone
+    # Of BART, transformers would take the decoder alone, whose positions count padding.
+    if config.is_encoder_decoder or hasattr(config, "decoder_layers"):
         raise ValueError(
             f"model={model!r}: {config.model_type} is an encoder with a decoder: use a causal language model"
         )

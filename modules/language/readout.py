@@ -17,6 +17,7 @@ from fedlight.modules.functional import IGNORED, token_log_probs
 from fedlight.stacking.dropout import SeededDropout
 from fedlight.stacking.shared_rows import LEAST_SHARED, Packed, find_neighbours, pack, pays, plan
 from fedlight.support.checks import check_choice
+from fedlight.support.words import first_line
 
 MOST_LOGITS = 2**24
 """Logits that exist at once where the head is not trained: 64 MiB in fp32."""
@@ -134,8 +135,16 @@ def check_readout(causal_lm: Any, model: str) -> None:
     ids = torch.tensor(rows, device=causal_lm.device) % causal_lm.config.get_text_config().vocab_size
     mask = torch.ones_like(ids)
     mask[2:, :2] = 0
+    kind = causal_lm.config.model_type
     with torch.no_grad():
-        expected = causal_lm(input_ids=ids, attention_mask=mask, use_cache=False).logits[:2].float()
+        try:
+            expected = causal_lm(input_ids=ids, attention_mask=mask, use_cache=False).logits[:2].float()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # code that reads quantized weights, or kernels of bitsandbytes
+            raise ValueError(
+                f"model={model!r}: {kind} does not compute ({first_line(error)}): set base to 'plain', or use another model"
+            ) from error
         hidden = hidden_states(causal_lm, ids, mask)
         logits = head_logits(causal_lm, hidden[:2])
     slack = max(1e-3, 2 * torch.finfo(hidden.dtype).eps)  # of rounding to 16 bits
@@ -147,7 +156,7 @@ def check_readout(causal_lm: Any, model: str) -> None:
         fault = "reads padding as text"
     else:
         return
-    raise ValueError(f"model={model!r}: {causal_lm.config.model_type} {fault}: use another model")
+    raise ValueError(f"model={model!r}: {kind} {fault}: use another model")
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

@@ -75,6 +75,13 @@ REFUSED = {
         lambda: transformers.BertConfig(**{**SIZES, "bos_token_id": 2}, intermediate_size=64),
         "bert computes its logits in an unknown way",
     ),
+    "bart": (
+        lambda: transformers.BartConfig(
+            **{"vocab_size": 320, "d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 4},
+            **{"decoder_ffn_dim": 64, "is_decoder": True, "is_encoder_decoder": False},
+        ),
+        "bart is an encoder with a decoder",
+    ),
     "t5": (
         lambda: transformers.T5Config(vocab_size=320, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
         "t5 is an encoder with a decoder",

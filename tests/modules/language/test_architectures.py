@@ -130,6 +130,9 @@ def test_what_cannot_be_computed_for_an_architecture_is_refused(llama, tmp_path)
     folder = save(falcon, llama, tmp_path / "falcon")
     with pytest.raises(ValueError, match="falcon has none: set base to 'plain'"):
         SFTModule(folder, base="nf4", dtype="fp32").configure_model()
+    folder = save(CONFIGS["mamba"](), llama, tmp_path / "mamba")
+    with pytest.raises(ValueError, match=r"mamba does not compute \(.*\): set base to 'plain'"):
+        SFTModule(folder, base="nf4", dtype="fp32").configure_model()
     experts = {"ffn_hidden_size": 16, "moe_num_experts": 2, "moe_top_k": 1}
     dbrx = DbrxConfig(
         **{"vocab_size": 320, "d_model": 32, "n_layers": 1, "n_heads": 4, "max_seq_len": 256},
