@@ -24,8 +24,8 @@ class Texts:
     def whole(self, x: Tensor) -> Tensor:
         """Return an input with rows and tokens in separate dimensions, as an earlier one had them; others as they are."""
         rows, tokens = self.known
-        if tokens > 1 and len(x) == rows * tokens:
-            return x.view(rows, tokens, *x.shape[1:])
+        if x.dim() == 2 and tokens > 1 and len(x) == rows * tokens:
+            return x.view(rows, tokens, -1)
         if x.dim() > 2:
             self.known = len(x), math.prod(x.shape[1:-1])
         return x

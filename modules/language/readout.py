@@ -146,7 +146,7 @@ def check_readout(causal_lm: Any, model: str) -> None:
                 f"model={model!r}: {kind} does not compute ({first_line(error)}): set base to 'plain', or use another model"
             ) from error
         hidden = hidden_states(causal_lm, ids, mask)
-        logits = head_logits(causal_lm, hidden[:2])
+        logits = head_logits(causal_lm, hidden)[:2]
     slack = max(1e-3, 2 * torch.finfo(hidden.dtype).eps)  # of rounding to 16 bits
     if not torch.allclose(logits, expected, rtol=slack, atol=slack * float(expected.abs().max())):
         fault = "computes its logits in an unknown way"
