@@ -185,7 +185,7 @@ def _encode_once(causal_lm: Any, texts: dict[str, Tensor], copies: int, pad_toke
     from transformers import DynamicCache, GenerationConfig
 
     repeated = {name: part.repeat_interleave(copies, dim=0) for name, part in texts.items()}
-    takes_cache = "cache" in inspect.signature(causal_lm.forward).parameters  # not Mamba
+    takes_cache = "cache" in inspect.signature(causal_lm.forward).parameters  # not that of OpenAI GPT
     if copies == 1 or texts["input_ids"].shape[1] == 1 or not takes_cache:  # no token before the last
         return repeated
     # The cache has all but the last token; generation begins there. The new token of this call is thrown away.
