@@ -5,6 +5,7 @@ https://arxiv.org/abs/2208.07339) or NF4 (T. Dettmers et al., "QLoRA", NeurIPS 2
 the last two through bitsandbytes. Only safetensors files are read.
 """
 
+import copy
 import functools
 import math
 from collections.abc import Iterator
@@ -103,9 +104,24 @@ def load_base(
             f"base={base!r} quantizes nn.Linear layers, and {config.model_type} has none: set base to 'plain'"
         )
     new = sorted(report["missing_keys"])
+    if new and device.type == "cuda":
+        _draw_on_cpu(network, new, seed)
     if num_labels is None and new:  # a classifier's head may be new
         raise ValueError(f"model={model!r} lacks weights of a causal language model: {', '.join(new[:3])}")
     return network, new
+
+
+@torch.no_grad()
+def _draw_on_cpu(network: Any, names: list[str], seed: int) -> None:
+    """Draw new weights once more, as they are drawn on a machine without a GPU."""
+    with own_stream(seed, torch.device("cpu")), torch.device("cpu"):
+        for owner, part in network.named_modules():
+            new = [key for key, _ in part.named_parameters(owner, recurse=False) if key in names]
+            if new:
+                drawn = copy.deepcopy(part).cpu()
+                network._init_weights(drawn)
+                for key in new:
+                    network.get_parameter(key).copy_(drawn.get_parameter(key.rpartition(".")[2]))
 
 
 def read_config(model: str, trust_remote_code: bool = False, num_labels: int | None = None) -> Any:

@@ -10,6 +10,7 @@ from text_batches import make_sft_batch
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.language.optimizers import Optimization
+from fedlight.modules.reward import RewardModule
 from fedlight.modules.sft import SFTModule
 
 
@@ -126,10 +127,15 @@ def test_training_on_a_gpu(llama, base, make_trainer, loader):
 
 
 @pytest.mark.gpu
-def test_adapters_begin_alike_on_a_gpu(llama):
+@pytest.mark.parametrize("base", ["plain", "nf4"])
+@pytest.mark.parametrize(
+    ("kind", "model"), [(SFTModule, "llama"), (RewardModule, "llama"), (RewardModule, "bert")]
+)
+def test_adapters_begin_alike_on_a_gpu(request, kind, model, base):
+    options = {"model": request.getfixturevalue(model), "num_adapters": 2, "dtype": "fp32", "base": base}
     with torch.device("cuda"):
-        there = ready(SFTModule(llama, num_adapters=2, dtype="fp32"))
-    here = ready(SFTModule(llama, num_adapters=2, dtype="fp32")).state_dict()
+        there = ready(kind(**options))
+    here = ready(kind(**options)).state_dict()
     assert {value.device.type for value in there.state_dict().values()} == {"cuda"}
     assert all(torch.equal(value.cpu(), here[name]) for name, value in there.state_dict().items())
 
