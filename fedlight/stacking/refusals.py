@@ -59,7 +59,7 @@ def refuse_mixing(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         # The base of a device computes by a twin, which is in the layer's ``forward`` (fedlight.devices.quantization).
         computes = getattr(vars(layer).get("forward"), "twin", layer)
-        if type(computes).__name__ == "Linear8bitLt":
+        if any(kind.__name__ == "Linear8bitLt" for kind in type(computes).__mro__):
             raise ValueError(
                 f"{name} is an int8 layer (LLM.int8), which picks its outlier columns over all clients of a batch: use "
                 f"model.base=nf4 or plain, or {REMEDY}"

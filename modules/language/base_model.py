@@ -98,7 +98,7 @@ def load_base(
     if base == "nf4":
         _disable_cpu_packing(network)
     if base == "int8":
-        _keep_scales_beside_weights(network)
+        _move_int8_as_a_whole(network)
     if base != "plain" and loaded_bits(network) == 16:
         raise ValueError(
             f"base={base!r} quantizes nn.Linear layers, and {config.model_type} has none: set base to 'plain'"
@@ -195,21 +195,22 @@ def _disable_cpu_packing(network: nn.Module) -> None:
             layer.support_avx512bf16_for_cpu = False
 
 
-def _keep_scales_beside_weights(network: nn.Module) -> None:
+def _move_int8_as_a_whole(network: nn.Module) -> None:
     """Let int8 layers follow a module that is moved, as by a Trainer before and after it trains on a GPU."""
     from bitsandbytes.nn import Linear8bitLt
 
+    class Int8Layer(Linear8bitLt):
+        def _apply(self, *args: Any, **kwargs: Any) -> Any:
+            # bitsandbytes moves its references when the layer's own `to` is called, not when a module around it moves.
+            super()._apply(*args, **kwargs)
+            for held in (self.weight, self.state):
+                if held.CB is not None:
+                    held.CB, held.SCB = self.weight.data, held.SCB.to(self.weight.device)
+            return self
+
     for layer in network.modules():
         if isinstance(layer, Linear8bitLt):
-            layer.register_forward_pre_hook(_gather)
-
-
-def _gather(layer: Any, inputs: Any) -> None:
-    # bitsandbytes moves its references when the layer's own `to` is called, not when a module around it moves.
-    weight = layer.weight
-    for held in (weight, layer.state):
-        if held.CB is not None and held.CB.device != weight.device:
-            held.CB, held.SCB = weight.data, held.SCB.to(weight.device)
+            layer.__class__ = Int8Layer
 
 
 def _quantization_options(
