@@ -552,11 +552,12 @@ class ParametersLeft:
     def note(self, parameters: Mapping[str, Tensor], client_id: str) -> None:
         """Note the parameters that a visit has left."""
         self._parameters, self._client_id = parameters, client_id
-        self._sums = {name: _sum_of_words(p) for name, p in parameters.items()}
+        self._sums = _sums_of_words(parameters)
 
     def refuse_changed(self) -> None:
         """Raise ``ValueError`` if the parameters have changed since; the next call compares nothing."""
-        changed = [name for name, p in self._parameters.items() if _sum_of_words(p) != self._sums[name]]
+        now = _sums_of_words(self._parameters)
+        changed = [name for name, total in now.items() if total != self._sums[name]]
         self.forget()
         if changed:
             raise ValueError(
@@ -566,10 +567,12 @@ class ParametersLeft:
             )
 
 
-def _sum_of_words(parameter: Tensor) -> int:
-    """Return the sum of the words of a parameter, fp32 or fp64, as whole numbers; a copy would be as large as the model."""
-    word = torch.int32 if parameter.element_size() == 4 else torch.int64
-    return int(parameter.detach().contiguous().view(word).sum())
+def _sums_of_words(parameters: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return sums of the words of parameters, fp32 or fp64, as whole numbers; copies would be as large as the model."""
+    words = {4: torch.int32, 8: torch.int64}
+    sums = [p.detach().contiguous().view(words[p.element_size()]).sum() for p in parameters.values()]
+    # A GPU is read once, or it would stand still for each parameter.
+    return dict(zip(parameters, torch.stack(sums).tolist() if sums else [], strict=True))
 
 
 def skip_batches(module: L.LightningModule, round_idx: int, nobody_is_left: bool) -> ExitStack:

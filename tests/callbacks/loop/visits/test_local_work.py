@@ -11,12 +11,13 @@ from plain_lightning import Regression, assert_equal, federate, module, seeded, 
 from refusals import refusal
 from tiny_world import table
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from written_out import LR, assert_close, combined, doubled, gradients, recorded, scaffold
 
 from fedlight import FedAvg, FedProx, RoundProgress, Scaffold, VisitLog
 from fedlight.callbacks.loop import federated_loop
 from fedlight.callbacks.loop.parts.optimizers import scaler_of
-from fedlight.callbacks.loop.visits.visit import step_losses
+from fedlight.callbacks.loop.visits.visit import ParametersLeft, step_losses
 
 
 class Manual(Regression):
@@ -334,6 +335,29 @@ def test_a_visit_takes_until_the_device_has_done_its_work(monkeypatch):
     monkeypatch.setattr(federated_loop, "wait_for", lambda device: time.sleep(0.05))
     _, loop = federate(rounds=1)
     assert [row["seconds"] >= 0.05 for row in loop.visit_records] == [True] * 3
+
+
+def test_a_visits_end_reads_no_parameter_alone():
+    """On a GPU each read waits for all that was computed before it."""
+
+    class Reads(TorchDispatchMode):
+        counted = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.counted += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **kwargs or {})
+
+    left, parameters = ParametersLeft(), {str(n): nn.Parameter(torch.full((2,), float(n))) for n in range(9)}
+    with Reads() as reads:
+        left.note(parameters, "c")
+        left.refuse_changed()
+        left.note(parameters, "c")
+        parameters["4"].data += 1
+        with pytest.raises(
+            ValueError, match=r"^4 was changed by a callback when the visit to client c was over"
+        ):
+            left.refuse_changed()
+    assert reads.counted == 0
 
 
 def test_losses_are_on_the_modules_device():
