@@ -10,6 +10,8 @@ from shared_runs import Kind, digest
 from tiny_world import VOTES
 
 from fedlight import DPOModule, Limits, PreferenceDataModule
+from fedlight.flower.loops import server_loop
+from fedlight.flower.loops.node_loop import rates_of
 from fedlight.flower.loops.server_loop import ServerLoop
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
@@ -104,6 +106,23 @@ def test_a_reference_of_dpo_that_was_found_in_another_process_is_kept(tmp_path, 
     there.before = lambda: there.homes.update(two_nodes("dpo", tmp_path))
     there.before()
     assert left_by(*deploy("dpo", tmp_path / "server", there)) == left_by(*emulated)
+
+
+def test_a_server_with_a_gpu_has_nodes_without(tmp_path, monkeypatch):
+    """Adam's kernel for a processor, which the loop takes there, is none of the settings that both need alike."""
+
+    def rates_on_a_gpu(trainer):
+        rates = rates_of(trainer)
+        for group in rates["groups"][0]:
+            assert group["fused"] or torch.cuda.is_available()
+            group["fused"] = None
+        return rates
+
+    monkeypatch.setattr(server_loop, "rates_of", rates_on_a_gpu)
+    emulated = emulate("fedadam", tmp_path / "emulated")
+    deployed = deploy("fedadam", tmp_path / "server", Here(two_nodes("fedadam", tmp_path)))
+    assert not deployed[1].nodes.refused
+    assert left_by(*deployed) == left_by(*emulated)
 
 
 def test_the_number_of_nodes_changes_nothing(tmp_path):

@@ -10,8 +10,8 @@ import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_only
-from plain_lightning import Numbers, Regression, module, ten_clients, trainer
-from ranks import log_of, start_ranks, wait_for
+from plain_lightning import Numbers, Regression, assert_equal, module, ten_clients, trainer, weights
+from ranks import log_of, run_ranks, start_ranks, wait_for
 from refusals import refusal
 from thread_team import on_team
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedlight import ByClient, Client, ClientParallelStrategy, FedAvg, FederatedLoop, Scaffold, Visit, Work
 from fedlight.callbacks.attacks import MembershipInference
 from fedlight.callbacks.loop.guard import refuse_cut_rounds
+from fedlight.callbacks.loop.parts import optimizers
 from fedlight.callbacks.loop.ranks.ranks import (
     KeptByAlgorithm,
     _digest,
@@ -195,6 +196,23 @@ def test_what_processes_have_unlike_is_refused_in_each(tmp_path, model, data, ca
     assert wait_for(start_ranks(2, work, tmp_path), 60) == [1, 1]
     for rank in range(2):
         assert complaint in log_of(tmp_path, rank)
+
+
+def test_kernels_of_optimizers_may_be_unlike(tmp_path):
+    """A process with a GPU does without the kernel that another one takes on its processor."""
+
+    def work(rank):
+        if rank:
+            optimizers.use_fused_kernels = lambda given: None
+        L.seed_everything(0, verbose=False)
+        made = Regression(lr=0.05)
+        parts = [FederatedLoop(clients_per_round=4, local_steps=1), ByClient(ten_clients)]
+        trainer(1, parts, strategy="client_parallel", devices=2).fit(made, Numbers())
+        return made.trainer.optimizers[0].param_groups[0]["fused"], weights(made)
+
+    (here, ours), (there, theirs) = run_ranks(2, work, tmp_path)
+    assert (here, there) == (True, None)
+    assert_equal(ours, theirs)
 
 
 def test_a_digest_is_the_same_in_processes_that_are_no_forks_of_one():

@@ -403,7 +403,8 @@ def own_settings(trainer: L.Trainer, data: object) -> dict[str, str]:
     """Return settings that must be equal in all processes: trainer, optimizers, versions, first examples."""
     settings = {f"trainer.{name}": str(getattr(trainer, name)) for name in OF_ALL_PROCESSES}
     for number, optimizer in enumerate(trainer.optimizers):
-        groups = [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
+        # `use_fused_kernels` sets fused on a CPU alone.
+        groups = [{**g, "params": len(g["params"]), "fused": None} for g in optimizer.param_groups]
         settings[f"optimizers[{number}]"] = str(
             {"class": type(optimizer).__name__, "groups": described(groups)}
         )

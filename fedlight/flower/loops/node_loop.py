@@ -7,6 +7,7 @@ goes into one.
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
@@ -294,6 +295,8 @@ def put_rates(trainer: L.Trainer, rates: Mapping[str, Any] | None) -> None:
     if rates is None:
         return
     here = rates_of(trainer)
+    for group in chain(*here["groups"]):
+        group.pop("fused", None)  # `use_fused_kernels` sets it on a CPU, and the server may have a GPU
     if not _is_alike(rates, here):
         raise Refused("the server has other optimizers or schedules than the node: give both the same config")
     for optimizer, groups, known in zip(trainer.optimizers, rates["groups"], here["groups"], strict=True):
