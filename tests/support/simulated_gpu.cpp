@@ -29,6 +29,7 @@ constexpr uint64_t SEED = 67280421310721;  // torch's own default
 constexpr uint64_t OTHER = 0x9E3779B97F4A7C15;  // a GPU draws other numbers from a seed than the CPU
 constexpr int64_t HEAD = 64;               // bytes before an allocation, which hold its size
 std::atomic<int64_t> now{0}, peak{0};
+bool forked = false;  // a process that was forked from one with a GPU has none
 
 void release(void* place) {
   if (!place) return;
@@ -39,6 +40,7 @@ void release(void* place) {
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
+    TORCH_CHECK(!forked, "Cannot re-initialize CUDA in forked subprocess");
     char* head = static_cast<char*>(c10::alloc_cpu(size + HEAD));
     *reinterpret_cast<int64_t*>(head) = static_cast<int64_t>(size);
     now += size;
@@ -161,6 +163,7 @@ Tensor& set_storage(Tensor& self, at::Storage source) {
   return at::native::set_storage_cpu_(self, source, 0, {size}, {1});
 }
 Tensor& copy_(Tensor& self, const Tensor& source, bool) {
+  TORCH_CHECK(!forked, "Cannot re-initialize CUDA in forked subprocess");
   if (self.numel()) host(self).copy_(host(source));
   return self;
 }
@@ -199,6 +202,7 @@ const std::set<std::string> MIXED = {"aten::index", "aten::index_put_", "aten::_
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   size_t number = schema.arguments().size(), begin = stack->size() - number;
+  TORCH_CHECK(!forked, "Cannot re-initialize CUDA in forked subprocess");
   bool on_gpu = false, draws = false;
   std::string on_cpu;
   auto look = [&](const Tensor& t, const std::string& name) {
@@ -261,6 +265,8 @@ TORCH_LIBRARY(simulated_gpu, m) {
   m.def("bytes", [] { return now.load(); });
   m.def("peak", [] { return peak.load(); });
   m.def("reset_peak", [] { peak = now.load(); });
+  m.def("is_forked", [] { return forked; });
+  m.def("fork", [] { forked = true; });
 }
 
 const bool ready = (c10::SetAllocator(c10::DeviceType::CUDA, &memory, 255), true);

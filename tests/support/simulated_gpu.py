@@ -59,8 +59,9 @@ class _Device:
 
 CUDA = {
     "_lazy_init": lambda: None,
+    "_is_in_bad_fork": _ops.is_forked,
     "is_available": lambda: True,
-    "is_initialized": lambda: True,
+    "is_initialized": lambda: not _ops.is_forked(),
     "device_count": lambda: 1,
     "current_device": lambda: 0,
     "set_device": lambda device: None,
@@ -118,6 +119,16 @@ for _place, _names in (
     for _name, _value in _names.items():
         setattr(_place, _name, _value)
 torch._C._cuda_isCurrentStreamCapturing = lambda: False
+_worker_loop = torch.utils.data._utils.worker._worker_loop
+
+
+def _without_gpu(*args: object) -> None:
+    """A loader's worker, forked from the process that trains: it cannot use the GPU."""
+    _ops.fork()
+    _worker_loop(*args)
+
+
+torch.utils.data._utils.worker._worker_loop = _without_gpu
 
 
 def _on_gpu(init):
