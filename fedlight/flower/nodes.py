@@ -20,7 +20,7 @@ MOST_EXAMPLES = 10**9
 """Most examples of one client."""
 OTHER_BASE = (
     "it has another base than the server: frozen weights, shapes and scales of what is trained, dropout and the tokenizer "
-    "have to be the same on both, so give both the same model"
+    "have to be the same on both, so give both the same model and number type (dtype; auto is another one on a GPU)"
 )
 """Reason of a node that would train another model."""
 NO_ANSWER = "no answer in time, or the node is gone"
