@@ -571,8 +571,9 @@ def _sums_of_words(parameters: Mapping[str, Tensor]) -> dict[str, int]:
     """Return sums of the words of parameters, fp32 or fp64, as whole numbers; copies would be as large as the model."""
     words = {4: torch.int32, 8: torch.int64}
     sums = [p.detach().contiguous().view(words[p.element_size()]).sum() for p in parameters.values()]
-    # A GPU is read once, or it would stand still for each parameter.
-    return dict(zip(parameters, torch.stack(sums).tolist() if sums else [], strict=True))
+    # A GPU is read once, or it would stand still for each parameter; a project may keep some on the CPU.
+    together = [total.to(sums[0].device) for total in sums]
+    return dict(zip(parameters, torch.stack(together).tolist() if sums else [], strict=True))
 
 
 def skip_batches(module: L.LightningModule, round_idx: int, nobody_is_left: bool) -> ExitStack:
