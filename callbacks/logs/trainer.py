@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Timer
 
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.federation.client import State
@@ -25,6 +26,17 @@ def find_callback(trainer: L.Trainer, kind: type) -> Any:
     """Return the trainer's first callback of a class or runtime protocol, None without one."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return next((callback for callback in callbacks if isinstance(callback, kind)), None)
+
+
+def timers(trainer: L.Trainer) -> list[Timer]:
+    """Return the callbacks that end a run by the clock, as ``trainer.max_time`` makes one."""
+    return [callback for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
+
+
+def is_out_of_time(trainer: L.Trainer) -> bool:
+    """Return whether the clock ends the run."""
+    left = [timer.time_remaining() for timer in timers(trainer)]
+    return any(seconds is not None and seconds <= 0 for seconds in left)
 
 
 def find_own_models(trainer: L.Trainer, owner: str) -> KeepsOwnModels:

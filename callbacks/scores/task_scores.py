@@ -15,7 +15,13 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fedlight.callbacks.logs.trainer import KeepsOwnModels, find_callback, find_own_models, log_now
+from fedlight.callbacks.logs.trainer import (
+    KeepsOwnModels,
+    find_callback,
+    find_own_models,
+    is_out_of_time,
+    log_now,
+)
 from fedlight.callbacks.logs.visit_log import RecordsVisits
 from fedlight.callbacks.loop.run import parameters_of
 from fedlight.evaluation.by_client import spread
@@ -128,8 +134,9 @@ class TaskScores(Checked, L.Callback):
             log_now(trainer, self._measure(pl_module, f"epoch_{done}"))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Score a run that was stopped before its last epoch, which is known only now."""
-        if (done := self._done(trainer.current_epoch)) > self._scored:
+        """Score a run that was stopped before its last epoch, which is known only now; not by the clock: it may go on."""
+        done = self._done(trainer.current_epoch)
+        if done > self._scored and not is_out_of_time(trainer):
             log_now(trainer, self._measure(pl_module, f"epoch_{done}"))
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

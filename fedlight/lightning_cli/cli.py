@@ -18,12 +18,11 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 import lightning as L
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from omegaconf.errors import OmegaConfBaseException
 
 from fedlight.callbacks.logs.kept_metrics import KeptMetrics
-from fedlight.callbacks.logs.trainer import find_callback
+from fedlight.callbacks.logs.trainer import find_callback, is_out_of_time, timers
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
@@ -291,7 +290,8 @@ class FedlightCLI(LightningCLI):
                         loop = find_callback(self.trainer, FederatedLoop)
                         ended["epochs"] = self.trainer.current_epoch if loop is None else loop.rounds_done
                         # Without a federation the rest of an epoch would be lost: Lightning goes on with the next one.
-                        if run is not None and loop is not None and _is_out_of_time(self.trainer, loop):
+                        is_early = loop is not None and loop.rounds_done < (self.trainer.max_epochs or 0)
+                        if run is not None and is_early and is_out_of_time(self.trainer):
                             ended["state"] = "stopped"
                             print("stopped by trainer.max_time: the same command goes on", file=sys.stderr)
         except SystemExit as stop:  # into which Lightning turns a Ctrl-C
@@ -321,7 +321,7 @@ class FedlightCLI(LightningCLI):
             print(run.said, file=sys.stderr, flush=True)
         if run.checkpoint:
             settings.ckpt_path = str(run.checkpoint)
-            for timer in _timers(self.trainer):
+            for timer in timers(self.trainer):
                 setattr(timer, "load_state_dict", lambda state: None)  # noqa: B010 - each command has its whole time
         return has_work
 
@@ -376,18 +376,6 @@ def lightning_cli(argv: list[str], resumes: bool = False, parsed: Namespace | No
     the settings, where they are parsed already.
     """
     return FedlightCLI([find_config(argument) for argument in argv], resumes, parsed)
-
-
-def _timers(trainer: L.Trainer) -> list[Timer]:
-    """Return the callbacks that end a run by the clock, as ``trainer.max_time`` makes one."""
-    return [callback for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
-
-
-def _is_out_of_time(trainer: L.Trainer, loop: FederatedLoop) -> bool:
-    """Return whether the clock has ended a federated run before its last round."""
-    left = [timer.time_remaining() for timer in _timers(trainer)]
-    is_over = any(seconds is not None and seconds <= 0 for seconds in left)
-    return is_over and loop.rounds_done < (trainer.max_epochs or 0)
 
 
 def _allow_checkpoints() -> None:

@@ -3,7 +3,7 @@ from statistics import fmean, pstdev
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.loggers import CSVLogger
 from plain_lightning import trainer as make_trainer
 from refusals import refusal
@@ -144,12 +144,36 @@ def test_rounds_are_scored_with_the_global_model(tiny_model, rows, tmp_path):
     assert answers(tmp_path / "tasks/epoch_2") != answers(tmp_path / "tasks/epoch_3")
 
 
-@pytest.mark.parametrize(("stop", "last"), [({}, 1), ({"min_epochs": 2}, 2)])
-def test_a_run_that_stops_early_is_scored_at_its_end(stop, last, tiny_model, rows, tmp_path):
+class Clock(Timer):
+    """An hour has passed after the first round."""
+
+    hours = 0
+
+    def __init__(self):
+        super().__init__({"hours": 1}, interval="epoch")
+
+    def time_elapsed(self, stage="train"):
+        return 3600 * self.hours
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.hours += 1
+        super().on_train_epoch_end(trainer, pl_module)
+
+
+@pytest.mark.parametrize(
+    ("stopping", "stop", "written"),
+    [
+        (lambda: EarlyStopping("val/loss", stopping_threshold=1e9), {}, ["epoch_1"]),
+        (lambda: EarlyStopping("val/loss", stopping_threshold=1e9), {"min_epochs": 2}, ["epoch_2"]),
+        (Clock, {}, []),  # the run may go on
+    ],
+)
+def test_a_run_that_stops_early_is_scored_at_its_end(stopping, stop, written, tiny_model, rows, tmp_path):
     scores = TaskScores({"words": make_task(rows)}, every_n_epochs=None)
-    early = EarlyStopping("val/loss", stopping_threshold=1e9)
-    fit(tiny_model, rows, tmp_path, FederatedLoop(clients_per_round=1, local_steps=1), early, scores, **stop)
-    assert [path.name for path in (tmp_path / "tasks").iterdir()] == [f"epoch_{last}"]
+    loop, by = FederatedLoop(clients_per_round=1, local_steps=1), stopping()
+    fit(tiny_model, rows, tmp_path, loop, by, scores, **stop)
+    assert 0 < loop.rounds_done < 3
+    assert [path.name for path in tmp_path.glob("tasks/*")] == written
 
 
 @pytest.mark.parametrize("every", [1, None])
