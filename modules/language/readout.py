@@ -159,8 +159,8 @@ def check_readout(causal_lm: Any, model: str) -> None:
     raise ValueError(f"model={model!r}: {kind} {fault}: use another model")
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
-    return float((one - other).float().norm()) > 0.01 * float(one.float().norm())
+def _differ(states: Tensor, others: Tensor) -> bool:
+    return float((states - others).float().norm()) > 0.01 * float(states.float().norm())
 
 
 class SharedPrefix:
