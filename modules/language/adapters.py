@@ -29,8 +29,8 @@ class Lora(Settings):
         rank: r of the adapter.
         alpha: the adapter is scaled by ``alpha / rank``.
         dropout: in [0, 1], on the adapter's input; the base's own dropout is off.
-        targets: ``all-linear``, a regular expression, or names of layers. All but the head are meant, and experts in one
-            tensor, of which PEFT adapts those of some architectures, with ``dropout`` 0. What has no adapter is logged.
+        targets: ``all-linear``, a regular expression, or names of layers. The first takes all layers but the head; in some
+            architectures also experts that share a tensor, which need ``dropout`` 0. Layers left out are logged.
 
     Raises:
         ValueError: a setting is out of range.
@@ -124,7 +124,7 @@ def create_adapters(
 
 
 def _bypassed_layers(network: Any) -> list[str]:
-    """Return linear layers on which an adapter would fail or do nothing.
+    """Return the linear layers that cannot use an adapter.
 
     Other code reads the weights of routers and of some projections of Mamba; text does not pass the tower for images.
     """

@@ -113,7 +113,7 @@ def load_base(
 
 @torch.no_grad()
 def _draw_on_cpu(network: Any, names: list[str], seed: int) -> None:
-    """Draw new weights once more, as they are drawn on a machine without a GPU."""
+    """Replace new weights by those that a machine without a GPU draws."""
     with own_stream(seed, torch.device("cpu")), torch.device("cpu"):
         for owner, part in network.named_modules():
             new = [key for key, _ in part.named_parameters(owner, recurse=False) if key in names]

@@ -96,7 +96,7 @@ def _generate(
     from transformers import GenerationConfig
 
     texts = {name: part.to(causal_lm.device) for name, part in padded.items()}
-    # ``generate`` fills what a config leaves open from the model's own: forced, suppressed or unrepeated tokens, beams.
+    # Else ``generate`` adds settings of the model's own config: forced, suppressed or unrepeated tokens, beams.
     plain = replaced(causal_lm, "generation_config", GenerationConfig())
     with eval_mode(causal_lm), torch.no_grad(), _dense_head(causal_lm), plain:
         if set_rows is not None:
