@@ -12,6 +12,7 @@ Generator: SplitMix64 of G. Steele, D. Lea and C. Flood, "Fast Splittable Pseudo
 https://doi.org/10.1145/2660193.2660195: its output i is a mixed ``seed + i * golden``, so all outputs are computed at once.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlight.stacking.rows import Texts
 from fedlight.support.checks import check_range
 from fedlight.support.pokes import backward_pass
 
@@ -129,6 +129,30 @@ class _During(AbstractContextManager[None]):
 
     def __exit__(self, *error: object) -> None:
         self.masks._now = self.before
+
+
+class Texts:
+    """Shape of the texts of a pass, by which inputs are told apart that have all tokens in one dimension.
+
+    Such are those of OPT's feed-forward layers and of most routers to experts: ``(rows * tokens, features)``.
+
+    Examples:
+        >>> texts, whole = Texts(), torch.ones(2, 3, 5)
+        >>> texts.whole(whole).shape, texts.whole(whole.flatten(0, 1)).shape
+        (torch.Size([2, 3, 5]), torch.Size([2, 3, 5]))
+    """
+
+    def __init__(self) -> None:
+        self.known = 0, 0
+
+    def whole(self, x: Tensor) -> Tensor:
+        """Return an input with rows and tokens in separate dimensions, as an earlier one had them; others as they are."""
+        rows, tokens = self.known
+        if x.dim() == 2 and tokens > 1 and len(x) == rows * tokens:
+            return x.view(rows, tokens, -1)
+        if x.dim() > 2:
+            self.known = len(x), math.prod(x.shape[1:-1])
+        return x
 
 
 class _Pass:

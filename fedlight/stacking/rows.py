@@ -1,34 +1,11 @@
 """Rows of a batch that holds the examples of several clients, one client after the other."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-
-class Texts:
-    """Shape of the texts of a pass, by which inputs are told apart that have all tokens in one dimension.
-
-    Such are those of OPT's feed-forward layers and of most routers to experts: ``(rows * tokens, features)``.
-
-    Examples:
-        >>> texts, whole = Texts(), torch.ones(2, 3, 5)
-        >>> texts.whole(whole).shape, texts.whole(whole.flatten(0, 1)).shape
-        (torch.Size([2, 3, 5]), torch.Size([2, 3, 5]))
-    """
-
-    def __init__(self) -> None:
-        self.known = 0, 0
-
-    def whole(self, x: Tensor) -> Tensor:
-        """Return an input with rows and tokens in separate dimensions, as an earlier one had them; others as they are."""
-        rows, tokens = self.known
-        if x.dim() == 2 and tokens > 1 and len(x) == rows * tokens:
-            return x.view(rows, tokens, -1)
-        if x.dim() > 2:
-            self.known = len(x), math.prod(x.shape[1:-1])
-        return x
+from fedlight.stacking.dropout import Texts
 
 
 class Rows:
