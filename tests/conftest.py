@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+from importlib.util import find_spec
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, therefore before everything else
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -20,6 +21,7 @@ import torch
 
 torch.set_num_threads(1)
 collect_ignore = ["support/simulated_gpu.py"]  # a plugin, imported before torch or not at all
+collect_ignore += [] if find_spec("flwr") else ["support/superlink_stub.py"]
 # Every Trainer asks for callbacks of installed packages, and reads the folders of all for it: once is enough.
 importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
 
