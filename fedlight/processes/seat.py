@@ -197,15 +197,16 @@ def part_of(value: Tensor, mate: Any) -> Tensor:
     if value.shape != mate.shape:
         return value
     there = value.to(mate.device)
-    return distribute_tensor(there, mate.device_mesh, mate.placements, src_data_rank=None).to_local()
+    part = distribute_tensor(there, mate.device_mesh, mate.placements, src_data_rank=None).to_local()
+    return part.to(value.device)  # where the movements are
 
 
 def put_together(part: Tensor, mate: Any) -> Tensor:
     """Return the whole of parts that are split as the weight ``mate``, on the CPU; all processes of the client call it."""
     from torch.distributed.tensor import DTensor
 
-    at = {"shape": mate.shape, "stride": mate.stride()}
-    return whole(DTensor.from_local(part.to(mate.device), mate.device_mesh, mate.placements, **at))
+    here, mesh, stride = part.to(mate.device), mate.device_mesh, mate.stride()
+    return whole(DTensor.from_local(here, mesh, mate.placements, shape=mate.shape, stride=stride))
 
 
 def add_up(tensor: Tensor) -> None:

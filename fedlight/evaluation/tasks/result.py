@@ -150,9 +150,8 @@ def wilson_interval(share: float, number: int) -> tuple[float, float]:
     z = NormalDist().inv_cdf(0.975)
     middle = (share + z * z / (2 * number)) / (1 + z * z / number)
     half = z * math.sqrt(share * (1 - share) / number + z * z / (4 * number**2)) / (1 + z * z / number)
-    return max(0.0, min(share, middle - half)), min(
-        1.0, max(share, middle + half)
-    )  # rounding may pass all three
+    low, high = min(share, middle - half), max(share, middle + half)  # rounding may pass the share, 0 and 1
+    return max(0.0, low), min(1.0, high)
 
 
 def shares_of(verdicts: Sequence[Verdict]) -> dict[str, float]:
