@@ -9,8 +9,6 @@ Two ways give the same result up to rounding:
 * ``func``: `torch.func`, ``vmap`` over the examples of ``grad`` of ``functional_call``. It works with every trained weight,
   but not with a quantized base: bitsandbytes' products have no rule for ``vmap``. Attention runs as plain matrix
   products, since the fused kernels have no such rule either; that keeps heads x tokens^2 numbers per layer and example.
-
-``benchmarks/example_gradients.py`` compares both with a loop over the examples.
 """
 
 from collections.abc import Callable
