@@ -71,6 +71,10 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         self.skip_predict_batches = 0  # a resumed run sets it
         self._plan: RoundPlan | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker needs that is not forked, as on macOS, to collate: not the trainer, nor a round's visits."""
+        return {**vars(self), "trainer": None, "_plan": None}
+
     def collate(self, examples: list[Any]) -> Any:
         """Return one batch from examples of any of the sets."""
         raise TypeError(f"{type(self).__name__} must define collate(examples)")
