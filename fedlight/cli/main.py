@@ -1,9 +1,9 @@
 """Entry point of the command line; each command is imported when it is called, so that ``fedlight --help`` stays fast."""
 
+import os
 import sys
 from importlib import import_module
 
-from fedlight.cli.threads import take_threads
 from fedlight.support.console import one_line_errors, quiet_when_unread
 
 USAGE = """usage: fedlight COMMAND ...
@@ -48,6 +48,9 @@ MODULES = {
 }
 """Command -> module with its ``main``, which is given the other arguments."""
 COMMANDS = (*OF_LIGHTNING, *LISTED, *MODULES)
+THREADS = "--threads"
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Variables of the environment that torch's and numpy's libraries read."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -100,3 +103,29 @@ def run_lightning_command(argv: list[str]) -> None:
     from fedlight.lightning_cli.cli import lightning_cli
 
     lightning_cli([argv[0], "--help"] if wanted else argv, resumes=True)  # of `--help all` the parser's page
+
+
+def take_threads(arguments: list[str]) -> list[str]:
+    """Set the number of threads of torch if the arguments give one, anywhere; return the other arguments.
+
+    It is no key of a config: it belongs to the machine and not to the experiment.
+
+    Raises:
+        ValueError: the number is missing, no whole number, or below 1.
+    """
+    others, words = [], iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == THREADS:
+            number = value if equals else next(words, "")
+            # Other scripts have digits too.
+            if not number.isascii() or not number.isdecimal() or int(number) < 1:
+                given = f"{THREADS} {number}".rstrip()
+                raise ValueError(f"{given} needs a number of at least 1, as in {THREADS} 1")
+            # Before a command imports the libraries, which read these when they are loaded; processes inherit them.
+            os.environ.update(dict.fromkeys(VARIABLES, number))
+            if "torch" in sys.modules:  # in a process that has run another command
+                sys.modules["torch"].set_num_threads(int(number))
+        else:
+            others.append(word)
+    return others

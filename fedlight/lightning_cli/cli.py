@@ -21,7 +21,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from omegaconf.errors import OmegaConfBaseException
 
-from fedlight.callbacks.logs.kept_metrics import KeptMetrics
 from fedlight.callbacks.logs.trainer import find_callback, is_out_of_time, timers
 from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
@@ -35,7 +34,7 @@ from fedlight.lightning_cli.given_once import share_settings
 from fedlight.lightning_cli.parser_words import one_line, one_line_reference, refuse_no_settings
 from fedlight.lightning_cli.run_folder import alone_in
 from fedlight.lightning_cli.run_record import recorded
-from fedlight.lightning_cli.second_fit import FitFolder, checkpoints_of
+from fedlight.lightning_cli.second_fit import FitFolder, KeptMetrics, checkpoints_of
 from fedlight.lightning_cli.values_as_written import (
     integers_before_fractions,
     loaded_as_written,

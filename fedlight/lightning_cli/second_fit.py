@@ -2,7 +2,7 @@
 
 A finished run with the same settings is left as it is; one that was stopped goes on from its newest checkpoint, and ends
 with the same bits as without the stop. Other settings are refused, except a larger number of epochs: the run goes on. The
-settings are kept in ``fit.json``, the end of a run in ``run.json``.
+settings are kept in ``fit.json``, the end of a run in ``run.json``, and metrics in checkpoints.
 """
 
 import math
@@ -28,6 +28,7 @@ from fedlight.support.checkpoint_files import newest_checkpoint
 from fedlight.support.settings_record import CLASS, Difference, described
 
 NAME = "fit.json"
+METRICS = "fedlight_metrics"  # key of a checkpoint
 EPOCHS = "trainer.max_epochs"
 OF_COMMAND = ("config", "ckpt_path", "resume", "weights_only", "extends", "drop_callbacks")
 OF_OUTPUT = ("default_root_dir", "logger", "enable_progress_bar", "enable_model_summary", "log_every_n_steps")
@@ -119,6 +120,33 @@ class FitFolder:
         earlier = self.made.earlier()
         files = self._checkpoints.items()
         return [file for name, file in files if name not in earlier or digest_of(file) != earlier[name]]
+
+
+class KeptMetrics(L.Callback):
+    """Lightning callback that keeps ``callback_metrics`` in checkpoints.
+
+    Lightning forgets them when a run is resumed, and tables of recipes and model cards would lack each metric that is not
+    logged again: the last rounds may group no clients, and after the last checkpoint there is no round left.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] = {}
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Write the metrics into the checkpoint."""
+        checkpoint[METRICS] = {name: value.cpu() for name, value in trainer.callback_metrics.items()}
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Read the metrics of the stopped run."""
+        self._before = checkpoint.get(METRICS, {})
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Give the trainer its metrics back: only now, as Lightning has emptied them meanwhile."""
+        trainer.callback_metrics.update(self._before)
 
 
 def checkpoints_of(trainer: L.Trainer) -> list[Path]:

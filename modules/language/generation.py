@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlight.pretrained.endings import end_tokens
 from fedlight.pretrained.openings import openings
 from fedlight.support.checks import check_range
 from fedlight.support.torch_parts import eval_mode, replaced
@@ -17,6 +16,7 @@ from fedlight.support.words import cut_at
 
 STOP_MARGIN = 4
 """Tokens that are decoded besides those of a stop text: the first of a window may lose its blank."""
+CONVERSATION = (("user", "first question"), ("assistant", "first answer"), ("user", "second question"))
 
 
 class Request(NamedTuple):
@@ -242,3 +242,30 @@ def decode_completions(
     starts = tokenizer.batch_decode([list(prompt) for prompt in prompts], **plain)
     texts = tokenizer.batch_decode(joined, **plain)
     return [text[len(start) :] for text, start in zip(texts, starts, strict=True)]
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Return the tokens after which an answer is over, in ascending order.
+
+    They are the end tokens of the model's generation config and of the tokenizer, and the added tokens that the chat
+    template puts between an answer and the next question: the end of the turn, and the opening of the next one.
+    """
+    configured = model.generation_config.eos_token_id
+    named = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}
+    return sorted(named | turn_tokens(tokenizer))
+
+
+def turn_tokens(tokenizer: Any) -> set[int]:
+    """Return the added tokens between an answer and the next question; none without a chat template."""
+    if not getattr(tokenizer, "chat_template", None):
+        return set()
+    messages = [{"role": role, "content": content} for role, content in CONVERSATION]
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False)
+    _, _, rest = text.partition(CONVERSATION[1][1])  # after the first answer
+    between, mark, _ = rest.partition(CONVERSATION[2][1])
+    if not mark:  # a template that leaves earlier turns out
+        return set()
+    added = tokenizer.added_tokens_decoder
+    ids = tokenizer(between, add_special_tokens=False)["input_ids"]
+    # Gemma adds line breaks, which stand between turns and within answers.
+    return {token for token in ids if token in added and added[token].content.strip()}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_world import fedlight, refused
 
-from fedlight.cli.threads import VARIABLES, take_threads
+from fedlight.cli.main import VARIABLES, take_threads
 
 
 @pytest.fixture(autouse=True)

@@ -1,13 +1,15 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from adapted import ready
-from transformers import GenerationConfig
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from fedlight.evaluation.tasks.sampling import Completions
-from fedlight.modules.language import adapters
-from fedlight.modules.language.generation import encode_prompts, make_stopping, pad_left
+from fedlight.modules.language import adapters, generation
+from fedlight.modules.language.generation import encode_prompts, end_tokens, make_stopping, pad_left
 from fedlight.modules.sft import SFTModule
-from fedlight.pretrained import endings
 from fedlight.stacking.fast_layers import FusedLora
 
 PROMPTS = ["the cat", "a dog ran to the park: B day after", "c", "it was a nice"]
@@ -126,11 +128,11 @@ def test_prediction_can_go_on_from_a_batch(module, make_trainer, loader):
 
 
 def test_a_completion_ends_with_the_turn_of_a_chat(module, monkeypatch):
-    """Whose token is no end token of the model or of the tokenizer; see tests/pretrained/test_endings.py."""
+    """Whose token is no end token of the model or of the tokenizer."""
     [[plain]] = module.generate(PROMPTS[:1], temperature=0, max_new_tokens=6, strip=False)
     found = []
     for token in range(len(module.tokenizer)):
-        monkeypatch.setattr(endings, "turn_tokens", lambda tokenizer, token=token: {token})
+        monkeypatch.setattr(generation, "turn_tokens", lambda tokenizer, token=token: {token})
         found += module.generate(PROMPTS[:1], temperature=0, max_new_tokens=6, strip=False)[0]
         if len(found[-1]) < len(plain):
             break
@@ -248,3 +250,44 @@ def test_predictions_end_before_the_stop_of_their_batch(llama):
     cut = module.predict_step({"prompt": PROMPTS[:3], "stop": [stop]}, 0)
     assert cut == [[text.split(stop)[0].strip() for text in own] for own in plain]
     assert cut[0] != plain[0]
+
+
+WORDS = ["</s>", "<unk>", "user", "assistant", "first", "second", "question", "answer", ":"]
+TURNS = "{% for m in messages %}<start> {{ m.role }} {{ m.content }} <turn> {% endfor %}"
+
+
+def tokenizer(template):
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    found = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
+    found.add_tokens([AddedToken("<turn>", special=True), AddedToken("<start>"), AddedToken("<tool>")])
+    found.chat_template = template
+    return found
+
+
+def model(ends):
+    return SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=ends))
+
+
+@pytest.mark.parametrize(
+    ("template", "ends", "expected"),
+    [
+        (None, None, [0]),
+        (None, 7, [0, 7]),
+        (None, [7, 0, 8], [0, 7, 8]),
+        (TURNS, 0, [0, 9, 10]),  # <turn>, <start>
+        (TURNS.replace("<start> ", ""), None, [0, 9]),
+        ("{% for m in messages %}{{ m.role }} : {{ m.content }} </s> {% endfor %}", None, [0]),
+        ("{{ messages[-1].content }}", None, [0]),  # earlier turns are left out
+    ],
+)
+def test_ends_of_the_model_of_the_tokenizer_and_of_a_turn(template, ends, expected):
+    assert end_tokens(model(ends), tokenizer(template)) == expected
+
+
+def test_a_line_break_that_is_an_added_token_ends_no_answer():
+    """As Gemma's: its turns end with <end_of_turn> and a line break."""
+    found = tokenizer(TURNS.replace("<turn> ", "<turn>\n"))
+    found.add_tokens([AddedToken("\n", normalized=False)])
+    assert 12 in found("answer\n")["input_ids"]
+    assert end_tokens(model(None), found) == [0, 9, 10]
