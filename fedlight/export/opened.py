@@ -1,16 +1,21 @@
 """The trained model of a finished or stopped run: its class, its settings, and where its weights lie."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedlight.callbacks.export.card_facts import CardFacts, card_facts, public_name
+from fedlight.datamodules.instructions.augmentation_record import AugmentationRecord
 from fedlight.lightning_cli.class_names import class_of
 from fedlight.modules.language import checkpoints
 from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.module import LanguageModule
 from fedlight.pretrained.hub import find_model
+from fedlight.runs import facts
+from fedlight.runs.client_data import data_of
 from fedlight.runs.facts import callbacks, within
 from fedlight.runs.run import Run, read_runs
 from fedlight.support.checkpoint_files import check_readable
@@ -194,3 +199,49 @@ def _checkpoint(run: Run, wanted: str) -> Path:
             f"--checkpoint {LAST}: {run.label} has no checkpoint: leave it out for its adapter"
         )
     return files[0] if len(files) == 1 else max(files, key=_progress)  # one alone need not be read
+
+
+def facts_of(opened: Opened) -> CardFacts:
+    """Return the known facts of a run, of a checkpoint up to its round; the hub is asked for the base's licence."""
+    run, rounds = opened.run, opened.rounds()
+    config = run.config()
+    loop, data = (within(config, part, "init_args") or {} for part in ("federated", "data"))
+    counts = data_of(run).counts
+    return card_facts(
+        opened.kind,
+        opened.algorithm,
+        [opened.settings, loop, data],
+        _last(run, rounds),
+        [row for row in run.csv("visits.csv") if _is_before(row.get("round"), rounds)],
+        run.record(),
+        True,  # the hub is asked
+        # Also of one that cannot be imported.
+        algorithm=facts.algorithm(run) if config.get("federated") else "",
+        source=public_name(within(config, "data", "source")),
+        clients=len(counts),
+        examples=sum(sum(by_label.values()) for by_label in counts.values()),
+        added=_added(run),
+        rounds=facts.rounds(run)[0] if rounds is None else rounds,
+    )
+
+
+def _last(run: Run, rounds: int | None) -> dict[str, float]:
+    """Return the last value of each metric, up to a round."""
+    rows: list[Any] = [row for row in run.metrics() if _is_before(row.get("epoch"), rounds)]
+    at_end = run.done().get("metrics") if rounds is None else None
+    rows += [at_end] if isinstance(at_end, Mapping) else []
+    return {name: value for row in rows for name, text in row.items() if (value := number(text)) is not None}
+
+
+def _added(run: Run) -> int:
+    """Return the number of rows that an augmentation added to the clients' own; 0 where no record tells."""
+    folder = facts.augmentation_folder(run)
+    try:
+        return 0 if folder is None else sum(map(len, AugmentationRecord(folder).read().values()))
+    except (OSError, ValueError, KeyError, TypeError):  # a damaged record
+        return 0
+
+
+def _is_before(place: Any, rounds: int | None) -> bool:
+    at = number(place)
+    return rounds is None or at is None or at < rounds  # a value without a round is of the whole run

@@ -10,9 +10,8 @@ from typing import Any, Literal
 from fedlight.callbacks.export.card_facts import CardFacts, public_name
 from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
 from fedlight.datamodules.text.templates import MESSAGES, Template
-from fedlight.export import gguf, graphs
-from fedlight.export.facts import facts_of
-from fedlight.export.opened import Opened
+from fedlight.export import formats
+from fedlight.export.opened import Opened, facts_of
 from fedlight.export.vote import SETTINGS
 from fedlight.federation.algorithms.ditto import Ditto
 from fedlight.federation.algorithms.fedrep import FedRep
@@ -75,7 +74,7 @@ def export(
         elif form == "merged":
             _write_merged(opened, facts, new, dtype)
         elif form == "gguf":
-            _write_gguf(opened, facts, new, gguf.find_converter(converter), outtype)
+            _write_gguf(opened, facts, new, formats.find_converter(converter), outtype)
         else:
             _write_programs(opened, facts, new, form)
 
@@ -115,10 +114,10 @@ def check(opened: Opened, output: Path, form: str, converter: Path | None) -> No
         raise ValueError(
             f"--format {form} is for models that write text: give --format merged for a classifier"
         )
-    if form in graphs.PACKAGES:
-        graphs.check_installed(form)
+    if form in formats.PACKAGES:
+        formats.check_installed(form)
     if form == "gguf":
-        gguf.find_converter(converter)
+        formats.find_converter(converter)
 
 
 def _write_adapter(opened: Opened, facts: CardFacts, folder: Path) -> None:
@@ -152,7 +151,7 @@ def _write_gguf(opened: Opened, facts: CardFacts, folder: Path, converter: Path,
     file = folder / f"{name}-{outtype}.gguf"
     with tempfile.TemporaryDirectory(dir=folder) as merged:
         _save_whole(opened.load(base="plain", dtype="fp32"), facts, Path(merged))
-        gguf.convert(converter, Path(merged), file, outtype, name)
+        formats.write_gguf(converter, Path(merged), file, outtype, name)
     code = ["from llama_cpp import Llama", "", f'model = Llama("FOLDER/{file.name}")']
     use = _python(code) + _prompts(opened, None, [])
     weights = f"Weights are {outtype}; answers may differ where two tokens are almost equally likely."
@@ -163,7 +162,7 @@ def _write_programs(opened: Opened, facts: CardFacts, folder: Path, form: str) -
     module = opened.load(base="plain", dtype="fp32")
     with tempfile.TemporaryDirectory(dir=folder) as merged:
         _save_whole(module, facts, Path(merged))
-        graphs.write_programs(form, Path(merged), folder)
+        formats.write_programs(form, Path(merged), folder)
     module.tokenizer.save_pretrained(folder)
     _without_folders(facts, folder)
     use = _python(PROGRAMS_USE.strip().splitlines()) + _prompts(opened, None, [])

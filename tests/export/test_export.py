@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_world import fedlight, refused
 
-from fedlight.export import command, gguf, graphs, hub
+from fedlight.export import command, formats
 from fedlight.export.opened import open_run
 from fedlight.export.vote import Selectors
 
@@ -56,13 +56,9 @@ def export(run, tmp_path):
 
 
 def test_exporters_that_are_too_old_are_named_with_the_release_that_has_them(export, monkeypatch, tmp_path):
-    monkeypatch.setattr("fedlight.export.graphs.import_module", lambda name: object())
+    monkeypatch.setattr("fedlight.export.formats.import_module", lambda name: object())
     assert "pip install --upgrade 'transformers>=5.23'" in refused(export("onnx"))
     assert not (tmp_path / "out").exists()
-
-
-def test_the_command_offers_the_forms_that_can_be_written():
-    assert ("adapter", "merged", "gguf", *graphs.PACKAGES) == command.FORMATS
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +117,9 @@ def test_a_run_without_an_end_is_exported_and_said_to_have_none(run, checkpoint,
     assert re.search(f"copy has no record of an end: the weights are {after}", done.err)
 
 
-@pytest.mark.parametrize("form", graphs.PACKAGES)
+@pytest.mark.parametrize("form", formats.PACKAGES)
 def test_an_exporter_that_is_not_installed_is_named(export, form, tmp_path, monkeypatch):
-    monkeypatch.setattr(graphs, "find_spec", lambda name: None if name in graphs.PACKAGES[form] else name)
+    monkeypatch.setattr(formats, "find_spec", lambda name: None if name in formats.PACKAGES[form] else name)
     assert f"pip install 'fedlight[{form}]'" in refused(export(form))
     assert not (tmp_path / "out").exists()
 
@@ -184,7 +180,7 @@ def slots(template):
 
 def test_what_cannot_be_exported_is_refused_with_its_remedy(export, tmp_path, monkeypatch):
     """And no repository is made for it."""
-    monkeypatch.setattr(hub, "make_repo", lambda *arguments: pytest.fail("a repository was made"))
+    monkeypatch.setattr(command, "make_repo", lambda *arguments: pytest.fail("a repository was made"))
     for folder in ("full", "empty"):
         (tmp_path / folder).mkdir()
     (tmp_path / "full/file").touch()
@@ -231,7 +227,7 @@ def test_a_converter_gets_the_merged_model(convert, tmp_path):
     ],
 )
 def test_a_converter_that_fails_or_hangs_is_told(convert, tmp_path, monkeypatch, lines, seconds, said):
-    monkeypatch.setattr(gguf, "HOURS", seconds / 3600)
+    monkeypatch.setattr(formats, "HOURS", seconds / 3600)
     assert said in refused(convert(lines))
     assert not [*tmp_path.glob("out*")]
 
@@ -253,11 +249,11 @@ class Hub:
 
 def test_a_push_makes_a_private_repository_and_uploads_the_folder(tmp_path):
     api = Hub()
-    address = hub.push(tmp_path, "me/model", hub.make_repo("me/model", False, api))
+    address = command.push(tmp_path, "me/model", command.make_repo("me/model", False, api))
     assert address == "https://huggingface.co/me/model"
     assert api.calls[0] == ("me/model", {"private": True, "exist_ok": True})
     assert api.calls[1]["folder_path"] == tmp_path
     with pytest.raises(OSError, match="401 Unauthorized; log in"):
-        hub.make_repo("me/model", False, Hub(fails=True))
+        command.make_repo("me/model", False, Hub(fails=True))
     with pytest.raises(ValueError, match="owner/name"):
-        hub.make_repo("../x", False, Hub())
+        command.make_repo("../x", False, Hub())

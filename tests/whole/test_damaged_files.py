@@ -25,8 +25,8 @@ from fedlight.datamodules.instructions.augmentation_record import AugmentationRe
 from fedlight.datamodules.synthesis.record import Part, SynthesisRecord
 from fedlight.datamodules.synthesis.synthesis import Candidate
 from fedlight.datamodules.vectors.embedding_cache import EmbeddingCache
-from fedlight.generators.answer_cache import AnswerCache
 from fedlight.generators.chat_server import Answer
+from fedlight.generators.endpoint import AnswerCache
 from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.runs.run import Run
 from fedlight.support.checkpoint_files import check_resumable

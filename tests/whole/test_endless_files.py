@@ -14,8 +14,8 @@ from fedlight.datamodules.instructions.augmentation_record import AugmentationRe
 from fedlight.datamodules.rows import rows
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.devices.device import load_device
-from fedlight.generators.answer_cache import AnswerCache
 from fedlight.generators.chat_server import Answer
+from fedlight.generators.endpoint import AnswerCache
 from fedlight.lightning_cli import config_files
 from fedlight.lightning_cli.cli import lightning_cli
 from fedlight.lightning_cli.config_files import check_config, layers
