@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.loop.round_table import Record, RoundLog
-from fedlight.evaluation.group_agreement import group_metrics
+from fedlight.evaluation.agreement import group_metrics
 from fedlight.federation.protocols import NamesGroups
 from fedlight.support.files import read_csv
 

@@ -7,7 +7,7 @@ loggers keep their meaning.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +44,6 @@ from fedlight.callbacks.loop.run import (
     round_metrics,
     seed_all,
 )
-from fedlight.callbacks.loop.view import LoopView
 from fedlight.callbacks.loop.visits.round import (
     Contributions,
     OpenRound,
@@ -62,6 +61,7 @@ from fedlight.callbacks.loop.visits.visit import (
     step_losses,
 )
 from fedlight.devices.fleet import Fleet
+from fedlight.devices.memory import Train
 from fedlight.federation.algorithm import (
     Aggregation,
     Algorithm,
@@ -71,16 +71,16 @@ from fedlight.federation.algorithm import (
     changes_gradients,
 )
 from fedlight.federation.algorithms.fedavg import FedAvg
-from fedlight.federation.client import Channel, Client, Identity, State, build_clients, read
+from fedlight.federation.client import OWN_STATE, Channel, Client, Identity, State, Visit, build_clients, read
 from fedlight.federation.client_state import ClientMemories, FollowingMemories
 from fedlight.federation.forward.zeroth_order import ZerothOrder
 from fedlight.processes import strategy  # noqa: F401  Lightning knows client_parallel by name from here on
 from fedlight.processes.team import current_team
-from fedlight.support.checks import refuse_below
+from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.pokes import forget_training_loader
 
 
-class FederatedLoop(LoopView):
+class FederatedLoop(Checked, L.Callback):
     """Lightning callback that turns an epoch into a communication round over the clients that the data know.
 
     The federated parameters are those that the optimizer holds when a round begins. ``Trainer(max_epochs=R)`` trains R
@@ -400,3 +400,41 @@ class FederatedLoop(LoopView):
         if self._buffered is not None:
             self._buffered.load_state_dict(state_dict.get("buffered", {}))
         rank_zero_info(f"resuming after round {self.rounds_done}")
+
+    # View of the loop for other callbacks
+
+    @property
+    def train(self) -> Train:
+        """How clients train: ``backprop``, ``forward``, or ``auto`` for the first of them that fits the device."""
+        return "backprop" if self.forward is None else self.forward.train
+
+    @property
+    def visit(self) -> Visit | None:
+        """First visit of the group under way, or None."""
+        return self.group.visits[0].visiting.visit if self.group.visits else None
+
+    @property
+    def visits(self) -> list[Visit]:
+        """Visits of the group under way; they stay until the next group begins or the round is over."""
+        return [open_visit.visiting.visit for open_visit in self.group.visits]
+
+    @property
+    def device_name(self) -> str:
+        """Device of the visit under way; empty between visits and without a fleet."""
+        return self._run.devices.device_name(self.visit.client_id) if self.visit else ""
+
+    def own_state(self, client_id: str) -> State | None:
+        """Return parameters and buffers that a client would continue to train alone; None for the global ones."""
+        memory = self.memory.load(client_id)
+        return self.buffers.own_state(memory, memory.get(OWN_STATE))
+
+    def holding(self, state: State) -> AbstractContextManager[None]:
+        """Put ``state`` and the server's base into the module while the body runs; then restore it bit for bit."""
+        return self._run.at_server(state)
+
+    def before_round(self) -> AbstractContextManager[None]:
+        """Put the global model from before the round into the module while the body runs."""
+        self.group.unstack()  # the state is of one client, not of several stacked
+        buffers = {name: b for name, b in self.buffers.round_start.items() if b is not None}
+        assert self._round is not None
+        return self.holding(self._round.opened | buffers)

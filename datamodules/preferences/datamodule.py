@@ -17,7 +17,6 @@ from fedlight.datamodules.clients.splits import ClientSplit, label_examples, poo
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
 from fedlight.datamodules.preferences.baselines import describe
-from fedlight.datamodules.preferences.features import FeatureExamples, collate_features, make_encoder
 from fedlight.datamodules.preferences.format import Format, encode_comparisons
 from fedlight.datamodules.rows.columns import REPLIES, complete_columns, value_at
 from fedlight.datamodules.rows.given import GivenRows, Source, refuse_too_long
@@ -28,14 +27,17 @@ from fedlight.datamodules.rows.votes import Votes, map_groups, read_votes
 from fedlight.datamodules.text.examples import (
     ChoiceExamples,
     Examples,
+    FeatureExamples,
     PreferredExamples,
     ResponseExamples,
     collate_choices,
+    collate_features,
     collate_preferred,
     collate_responses,
 )
 from fedlight.datamodules.text.templates import Template, check_choice, check_prompt
 from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
+from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
 from fedlight.support.settings_record import digest, made_of
@@ -255,7 +257,7 @@ class PreferenceDataModule(FederatedDataModule):
         """Return the examples, their votes, ``(votes,)``, and the number of texts that were cut."""
         if self.encoder is not None:
             comparison, winner = np.array(votes.comparison), np.array(votes.winner)
-            made = FeatureExamples.from_votes(self.encoder, votes.comparisons, comparison, winner)
+            made = FeatureExamples.from_votes(self.encoder.encode, votes.comparisons, comparison, winner)
             self.encoder.release()  # training needs its memory
             return made, np.arange(len(winner)), 0
         form = self.form if self.view == "selector" else "responses"
@@ -312,3 +314,20 @@ def _drop_missing_owners(rows: Rows, columns: Mapping[str, str]) -> dict[str, st
         except (KeyError, IndexError, TypeError, ValueError):
             del present[name]
     return present
+
+
+def make_encoder(name: str) -> Encoder:
+    """Return the encoder of a folder or hub name, with its cache on disk, or the one that is named ``hashed``.
+
+    Raises:
+        ValueError: there is no name.
+    """
+    if not name:
+        raise ValueError(
+            f"data.encoder={name!r} must be the folder or hub name of a sentence encoder, or hashed"
+        )
+    if name == "hashed":
+        return HashedEncoder()
+    encoder = SentenceEncoder(name)
+    encoder.setting = "encoder"  # for messages
+    return encoder

@@ -30,9 +30,8 @@ from torch import nn
 from fedlight.datamodules.federated.rounds import batches_in_pass
 from fedlight.datamodules.instructions.datamodule import InstructionDataModule
 from fedlight.datamodules.rows.given import Source
-from fedlight.datamodules.synthesis.pool import CandidatePool
 from fedlight.datamodules.synthesis.record import Making, Part, SynthesisRecord
-from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
+from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, CandidatePool, Synthesis
 from fedlight.datamodules.text.templates import Template
 from fedlight.devices.shape import BatchShape
 from fedlight.evaluation.instruction_scores import best, ifs, mean_losses, ppl

@@ -1,17 +1,18 @@
-"""Map-style data sets of token ids, and the collation of their examples into batches.
+"""Map-style data sets of token ids or vectors, and the collation of their examples into batches.
 
 The examples of one set share a `TokenTable`: a set holds only row numbers and labels, so a client costs no more memory than
 its indices, and a comparison with a hundred votes is stored once.
 """
 
 import copy
+from collections.abc import Callable, Sequence
 from typing import Any, NotRequired, Self, TypedDict
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from fedlight.datamodules.text.encoding import Encoded
+from fedlight.datamodules.text.encoding import Comparison, Encoded
 from fedlight.datamodules.text.tokens import IGNORED, TokenTable, pad, pad_inputs, pad_responses
 
 
@@ -146,6 +147,52 @@ class PreferredExamples(Examples):
         }
 
 
+class FeaturePair(TypedDict):
+    """Comparison in one order; ``label`` is 0 where the first answer is better.
+
+    ``rows`` are the places of both answers in ``vectors``, ``(answers, dimension)``, which all examples of a set share: a
+    batch takes its vectors in one step, which is ten times faster than one by one.
+    """
+
+    vectors: torch.Tensor
+    rows: np.ndarray
+    label: int
+
+
+class FeatureExamples(Examples):
+    """Comparisons of texts as pairs of frozen vectors, one example per vote: a selector on features sees no order.
+
+    ``vectors`` are those of the distinct answers, ``(answers, dimension)``, ``pairs`` the rows of both answers of each
+    example, ``(examples, 2)``, and ``labels`` 0 or 1, ``(examples,)``.
+    """
+
+    def __init__(self, vectors: torch.Tensor, pairs: np.ndarray, labels: np.ndarray) -> None:
+        self.vectors, self.pairs, self.labels = vectors, pairs, labels
+        self.lengths = np.ones(len(pairs), dtype=np.int64)  # features have no tokens
+        self.labelled = np.zeros_like(self.lengths)
+
+    @classmethod
+    def from_votes(
+        cls,
+        encode: Callable[[list[str]], np.ndarray],
+        comparisons: Sequence[Comparison],
+        comparison: np.ndarray,
+        winner: np.ndarray,
+    ) -> "FeatureExamples":
+        """Return the examples of all votes, given the index of each vote's comparison and of its winner, ``(votes,)``.
+
+        ``encode`` gets each distinct answer once.
+        """
+        rows: dict[str, int] = {}
+        pairs = [
+            [rows.setdefault(text, len(rows)) for text in (each.first, each.second)] for each in comparisons
+        ]
+        return cls(torch.from_numpy(encode([*rows])), np.array(pairs)[comparison], winner)
+
+    def __getitem__(self, item: int) -> FeaturePair:
+        return {"vectors": self.vectors, "rows": self.pairs[item], "label": int(self.labels[item])}
+
+
 def collate_choices(examples: list[Choice], padding: int, with_types: bool) -> dict[str, torch.Tensor]:
     """Return a batch for a selector: ``input_ids`` and ``attention_mask`` ``(batch, tokens)``, ``labels`` ``(batch,)``.
 
@@ -181,3 +228,10 @@ def collate_preferred(examples: list[Preferred], padding: int) -> dict[str, Any]
         "rejected": collate_responses([example["rejected"] for example in examples], padding),
         "index": torch.tensor([example["index"] for example in examples]),
     }
+
+
+def collate_features(examples: list[FeaturePair]) -> dict[str, torch.Tensor]:
+    """Return a batch of examples of one set: ``features`` ``(batch, 2, dimension)``, ``labels`` ``(batch,)``."""
+    rows = torch.from_numpy(np.stack([example["rows"] for example in examples]))  # [batch, 2]
+    labels = torch.tensor([example["label"] for example in examples])
+    return {"features": examples[0]["vectors"][rows], "labels": labels}  # all share them

@@ -14,23 +14,25 @@ from fedlight.datamodules.text.templates import CHAT, MESSAGES, Template
 from fedlight.datamodules.text.tokens import SAMPLED, check_known, draw_rows, encode
 from fedlight.devices.hardware import choose_device
 from fedlight.devices.measure.number_type import choose_dtype
-from fedlight.first_config import sizes, words
-from fedlight.first_config.clients import FEWEST_ROWS, NOBODY, SHARES, find_client
+from fedlight.first_config import settings
 from fedlight.first_config.columns import (
     BEFORE,
+    FEWEST_ROWS,
+    NOBODY,
     REPLY,
+    SHARES,
     Column,
     FoundColumns,
     Guess,
     GuessError,
     check_given,
     describe,
+    find_client,
     pick,
     score_name,
 )
-from fedlight.first_config.instructions import find_instructions
-from fedlight.first_config.sizes import Sizes
-from fedlight.first_config.votes import find_answers, find_votes, is_opinion
+from fedlight.first_config.roles import find_answers, find_instructions, find_votes, is_opinion
+from fedlight.first_config.settings import Sizes
 from fedlight.pretrained.hub import find_model, load_tokenizer
 from fedlight.support.types import Rows
 from fedlight.support.words import count_noun
@@ -123,7 +125,7 @@ def make_draft(wishes: Wishes) -> Draft:
     guesses.append(client)
     needed = [path for name, path in paths.items() if name != "input"]  # an instruction may have no input
     row_counts = _rows_of_clients(rows, columns, client.value, needed)
-    numbers = sizes.choose_sizes(row_counts)
+    numbers = settings.choose_sizes(row_counts)
     model = read_model(wishes.model)
     template, choices, more = _text(method, is_votes, paths, model, wishes)
     if template == CHAT:  # it keeps the turns of a conversation apart
@@ -147,7 +149,7 @@ def make_draft(wishes: Wishes) -> Draft:
     looked_at = "the texts" if len(rows) <= SAMPLED else f"{SAMPLED} texts drawn at random"
     reason = f"{fitting:.0%} of {looked_at} fit; what does not is left out"
     guesses.append(Guess("max_tokens", max_tokens, reason, sure=fitting > 0.8))
-    guesses += sizes.explain(numbers, row_counts)
+    guesses += settings.explain(numbers, row_counts)
     lr = 0.003 if model.width <= NARROW else 0.0001
     reason = f"the model is {model.width} wide; usual for LoRA on such models"
     guesses.append(Guess("lr", lr, reason, sure=False))
@@ -158,7 +160,7 @@ def make_draft(wishes: Wishes) -> Draft:
         reason = f"FewFedPIT is for clients with fewer than {FEW_ROWS} rows"
         guesses.append(Guess("few rows", "no", reason, sure=False))
     talks = (field_at(row, paths[MESSAGES], MESSAGES) for row in rows) if MESSAGES in paths else ()
-    looks = words.show(shape, paths, next(filter(None, talks), "")) if shape.is_chat else ""
+    looks = settings.show(shape, paths, next(filter(None, talks), "")) if shape.is_chat else ""
     if client.value:
         paths["client"] = client.value
     paths |= _category(columns, [*paths.values()], wishes.columns.get("category"))
@@ -251,16 +253,16 @@ def _text(
     method: str, is_votes: bool, paths: Mapping[str, str], model: ModelFacts, wishes: Wishes
 ) -> tuple[str, tuple[str, str] | None, list[Guess]]:
     """Return template, choice words, and their lines of the table."""
-    chat, tokens = words.has_chat(model.tokenizer), None
+    chat, tokens = settings.has_chat(model.tokenizer), None
     if method in SELECTORS:
-        tokens = words.find_choices(model.tokenizer, "prompt" in paths, wishes.choices, wishes.template)
-        template = words.choice_template("prompt" in paths, tokens.value, chat)
+        tokens = settings.find_choices(model.tokenizer, "prompt" in paths, wishes.choices, wishes.template)
+        template = settings.choice_template("prompt" in paths, tokens.value, chat)
         reason = "shows both answers and ends with a colon, before the choice token"
     elif is_votes and "prompt" not in paths:
         raise GuessError(f"--method {method} answers a question: say which column with --question COLUMN")
     else:
         slot = "prompt" if is_votes else "instruction"
-        template, reason = words.response_template("input" in paths, model.positions, slot, chat)
+        template, reason = settings.response_template("input" in paths, model.positions, slot, chat)
     if wishes.template:
         template, reason = wishes.template, "given with --template"
     line = Guess("template", template, reason)
@@ -294,7 +296,7 @@ def _tokens(
         )
     # Some tokenizers add a first and a last token.
     lengths = [len(encoding.ids) + 2 for encoding in encode(model.tokenizer, texts)]
-    return sizes.choose_tokens(lengths, model.positions)
+    return settings.choose_tokens(lengths, model.positions)
 
 
 def _splits(columns: Sequence[Column], paths: Mapping[str, str]) -> list[Guess]:

@@ -9,7 +9,7 @@ from itertools import product
 
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.first_config.columns import Column, Guess, GuessError, describe, pick, score_name
-from fedlight.first_config.votes import is_opinion
+from fedlight.first_config.roles import is_opinion
 from fedlight.recipes.polis import MODERATED, VOTES
 
 

@@ -14,10 +14,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from fedlight.callbacks.scores.task_scores import TaskScores
 from fedlight.evaluation.tasks.task import Task
 from fedlight.lightning_cli.class_names import class_of
-from fedlight.preflight.command import ParsedStage, arguments_of
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.preflight.machine import existing, free_bytes, size_text
 from fedlight.preflight.memory import Training
+from fedlight.preflight.stages import ParsedStage, arguments_of
 from fedlight.recipes.stages import Stage
 from fedlight.recipes.steps import merge_adapter
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlight.preflight.command import parse_stages
 from fedlight.preflight.disk import check_disk, check_output
 from fedlight.preflight.duration import check_durations
 from fedlight.preflight.finding import Finding, State, exit_code, ok, problem, show, unknown
@@ -17,9 +16,8 @@ from fedlight.preflight.hub import Hub
 from fedlight.preflight.machine import check_shared, memory_of, size_text
 from fedlight.preflight.memory import check_memory, trainings
 from fedlight.preflight.models import check_models
-from fedlight.preflight.need import needs
-from fedlight.preflight.reference import check_references
 from fedlight.preflight.rows import check_rows
+from fedlight.preflight.stages import check_references, needs, parse_stages
 from fedlight.recipes import recipe as recipes
 from fedlight.recipes.followers import check_processes
 from fedlight.recipes.stages import refuse_tied_votes

@@ -16,11 +16,11 @@ from fedlight.devices import hardware
 from fedlight.devices.hardware import choose_device
 from fedlight.lightning_cli.class_names import class_of
 from fedlight.plan.plan import build
-from fedlight.preflight.command import ParsedStage, parts_of
 from fedlight.preflight.finding import Finding, State, ok, unknown
 from fedlight.preflight.machine import memory_of
 from fedlight.preflight.memory import Training, announce, check_time
 from fedlight.preflight.models import is_local
+from fedlight.preflight.stages import ParsedStage, parts_of
 from fedlight.pretrained.hub import find_model
 from fedlight.support.words import in_largest_unit
 

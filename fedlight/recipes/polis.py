@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.preferences.opinion_rules import rule_accuracies
+from fedlight.datamodules.preferences.baselines import rule_accuracies
 from fedlight.datamodules.rows.columns import check_columns, text_at
 from fedlight.datamodules.rows.rows import RowsError, load_rows, write_rows
 from fedlight.datamodules.vectors.opinion_space import opinion_space
+from fedlight.evaluation.agreement import adjusted_rand_index
 from fedlight.evaluation.bootstrap import with_interval
 from fedlight.evaluation.by_client import worst_share_mean
-from fedlight.evaluation.group_agreement import adjusted_rand_index
 from fedlight.recipes.method_table import sent_bytes
 from fedlight.support.checks import Settings, check_choice, check_range, refuse_below
 from fedlight.support.files import csv_text, read_csv, write_whole

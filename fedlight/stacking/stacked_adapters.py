@@ -19,9 +19,15 @@ from torch import Tensor, nn
 
 from fedlight.federation.protocols import HoldsAdapters
 from fedlight.stacking.dropout import DropoutMasks, SeededDropout
-from fedlight.stacking.refusals import REMEDY, check_lora, refuse_mixing, refuse_replaced
 from fedlight.stacking.rows import Rows
-from fedlight.stacking.stacked_layers import StackedLinear, StackedLora
+from fedlight.stacking.stacked_layers import (
+    REMEDY,
+    StackedLinear,
+    StackedLora,
+    check_lora,
+    refuse_mixing,
+    refuse_replaced,
+)
 from fedlight.support.pokes import backward_pass
 
 State = dict[str, Tensor]

@@ -8,9 +8,8 @@ from tiny_world import fedlight, refused
 from fedlight.devices import Fleet, load_device
 from fedlight.devices.measure import machine, trial
 from fedlight.devices.measure.machine import Rapl
-from fedlight.devices.measure.model import SmallTransformer
 from fedlight.devices.measure.profile import figures, profile_file, profile_text
-from fedlight.devices.measure.trial import Sizes, Trial, measure
+from fedlight.devices.measure.trial import Sizes, SmallTransformer, Trial, measure
 
 CPU = torch.device("cpu")
 TINY = Sizes(16, width=16, layers=1, heads=2, words=11, rank=2, examples=2, tokens=4, copied_bytes=1024)

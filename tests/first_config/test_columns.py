@@ -1,9 +1,7 @@
 import pytest
 
-from fedlight.first_config.clients import find_client
-from fedlight.first_config.columns import GuessError, check_given, describe
-from fedlight.first_config.instructions import find_instructions
-from fedlight.first_config.votes import find_votes, read_choice
+from fedlight.first_config.columns import GuessError, check_given, describe, find_client
+from fedlight.first_config.roles import find_instructions, find_votes, read_choice
 
 ANSWERS = ["it is red", "it is blue", "it is green", "it is grey"]
 

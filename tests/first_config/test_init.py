@@ -9,12 +9,12 @@ from refusals import refusal
 from tiny_world import read_lines, write_rows
 
 from fedlight import toy
+from fedlight.cli.init import write
 from fedlight.cli.main import main
 from fedlight.devices.measure import number_type
 from fedlight.first_config.columns import GuessError, describe
 from fedlight.first_config.draft import METHODS, Wishes, make_draft
-from fedlight.first_config.text import write
-from fedlight.first_config.words import find_choices
+from fedlight.first_config.settings import find_choices
 from fedlight.pretrained.hub import load_tokenizer
 
 RENAMED = {"prompt": "ask", "response_a": "one", "response_b": "two", "choice": "pick", "client": "who"}

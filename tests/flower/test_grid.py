@@ -10,10 +10,10 @@ from refusals import refusal
 pytest.importorskip("flwr", reason="needs fedlight[flower]")
 from superlink_stub import MIB, SuperLink
 
-from fedlight.flower import client_app, grid
-from fedlight.flower.grid import OverGrid, parts_of, third_field
+from fedlight.flower import client_app, server_app
 from fedlight.flower.messages import FORMAT, Bounds, Parcel, Refused
 from fedlight.flower.records import from_record, to_record
+from fedlight.flower.server_app import OverGrid, parts_of, third_field
 
 ASKED = Parcel({"format": FORMAT, "action": "visit"}, {"p0": b"model"})
 GOOD = Parcel({"format": FORMAT}, {"p0": b"good"})
@@ -22,7 +22,7 @@ DIFFERENT = np.arange(5 * MIB, dtype=">u4").tobytes()  # 20 MiB, no two chunks a
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(grid, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(server_app, "POLL_SECONDS", 0.01)
 
 
 def asked(link, due=0, timeout=0.5, bounds=None):

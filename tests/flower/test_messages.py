@@ -24,7 +24,7 @@ from fedlight.flower.messages import (
 
 ROOM = Path(fedlight.flower.__file__).parent
 ROOT = Path(__file__).parents[2]
-NEED_FLOWER = {"records.py", "client_app.py", "grid.py", "server_app.py"}
+NEED_FLOWER = {"records.py", "client_app.py", "server_app.py"}
 
 
 def test_a_header_comes_back_with_the_same_bits():

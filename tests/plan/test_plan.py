@@ -15,7 +15,7 @@ from fedlight.devices.device import known_devices
 from fedlight.devices.forecast import Remedy
 from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.plan import known_shapes, make_plan
-from fedlight.plan.table import advice
+from fedlight.plan.plan import advice
 
 FIGURES = "tflops: 1\ndownload_mbps: 80\nupload_mbps: 16\nwatts: 5\nmemory_share: 1\nutilisation: 1\n"
 BORING = "lightning.pytorch.demos.boring_classes.Boring"

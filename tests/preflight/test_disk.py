@@ -4,9 +4,9 @@ from types import SimpleNamespace
 import pytest
 
 from fedlight.preflight import machine
-from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.disk import answers_bytes, check_disk
 from fedlight.preflight.finding import State
+from fedlight.preflight.stages import ParsedStage
 from fedlight.recipes.stages import Stage
 
 ROWS = {("o/x", "test"): 100, ("o/x", "train"): 50}

@@ -7,12 +7,10 @@ from fleets import device_file
 from tiny_world import HELDOUT, VOTES, fedlight
 
 from fedlight.plan.plan import make_plan
-from fedlight.preflight.command import ParsedStage
 from fedlight.preflight.disk import check_output
 from fedlight.preflight.finding import State
 from fedlight.preflight.memory import check_memory
-from fedlight.preflight.need import needs
-from fedlight.preflight.reference import check_references
+from fedlight.preflight.stages import ParsedStage, check_references, needs
 from fedlight.recipes.stages import Stage
 from fedlight.support.files import write_json
 from fedlight.support.needs import Model, Package, RowSource, Server

@@ -5,10 +5,10 @@ import pytest
 
 from fedlight.lightning_cli.cli import ReadSettings, find_config
 from fedlight.preflight import duration, memory
-from fedlight.preflight.command import parse_stages
 from fedlight.preflight.finding import State
 from fedlight.preflight.machine import MachineMemory
 from fedlight.preflight.memory import trainings
+from fedlight.preflight.stages import parse_stages
 from fedlight.recipes.recipe import stages
 
 ROUNDS = {

@@ -7,8 +7,8 @@ from hub_stub import Repository, hub_stub
 from fedlight.preflight.finding import State
 from fedlight.preflight.hub import HEAD_BYTES, Hub
 from fedlight.preflight.models import check_models
-from fedlight.preflight.need import Model, RowSource
 from fedlight.preflight.rows import check_rows, read_shape
+from fedlight.preflight.stages import Model, RowSource
 
 
 def parquet(rows):

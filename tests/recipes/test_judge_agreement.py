@@ -5,8 +5,7 @@ import pytest
 from tiny_world import read_lines, table, write_rows
 
 from fedlight.datamodules.rows.rows import RowsError
-from fedlight.judges.judge_agreement import judge_agreement
-from fedlight.judges.voted_pairs import read_pairs
+from fedlight.judges.judge_agreement import judge_agreement, read_pairs
 from fedlight.recipes import recipe as recipes
 
 COLUMNS = {"prompt": "prompts", "response_a": "answers_a", "response_b": "answers_b", "choice": "winner"}

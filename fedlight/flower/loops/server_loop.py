@@ -299,7 +299,7 @@ class ServerLoop(FederatedLoop):
             homes[node], parcels[node] = self.message_to(names, planned.visits, under_way.exchange.state)
         outcomes: dict[str, Arrived | str] = {}
         if self._secure:
-            from fedlight.flower.loops.masked import visit_masked  # it needs the extra flower
+            from fedlight.flower.secure.server_side import visit_masked  # it needs the extra flower
 
             outcomes = visit_masked(self, under_way, homes, parcels)
         else:
@@ -313,7 +313,7 @@ class ServerLoop(FederatedLoop):
         homes = self.nodes.homes([*self.clients])
         parcels = self._parcels(homes, self.rounds_done - 1, read(self._parameters), {})
         if self._secure:
-            from fedlight.flower.loops.masked import validate_masked  # it needs the extra flower
+            from fedlight.flower.secure.server_side import validate_masked  # it needs the extra flower
 
             self._log_validated(module, *validate_masked(self, homes, parcels))
             return

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlight.evaluation.group_agreement import group_metrics
+from fedlight.evaluation.agreement import group_metrics
 from fedlight.report.figures.lines import line_chart, over_seeds
 from fedlight.report.figures.plots import draw_groups, groups_of
 from fedlight.report.figures.style import COLORS, Looks, method_looks

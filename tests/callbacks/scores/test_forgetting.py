@@ -7,8 +7,7 @@ from plain_lightning import trainer as make_trainer
 from refusals import refusal
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.scores.forgetting import Forgetting, measure
-from fedlight.evaluation.tasks.forgetting import QUESTIONS, TEXTS
+from fedlight.callbacks.scores.forgetting import QUESTIONS, TEXTS, Forgetting, measure
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.sft import SFTModule

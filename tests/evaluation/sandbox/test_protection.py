@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedlight.evaluation.sandbox import SandboxError, check_function, missing_protection, run_python
-from fedlight.evaluation.sandbox.seccomp import CHECKED, MACHINES, seccomp_filter
+from fedlight.evaluation.sandbox.protection import CHECKED, MACHINES, seccomp_filter
 
 ALLOWED, REFUSED, KILLED = 0x7FFF0000, 0x00050001, 0x80000000
 HEADERS = {

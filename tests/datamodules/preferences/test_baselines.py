@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from fedlight.datamodules.preferences import opinion_rules as rules
+from fedlight.datamodules.preferences import baselines as rules
 
 
 def rows_of(client, *pairs):
