@@ -1,21 +1,23 @@
-"""Summary at the end of a run: metrics, traffic or the devices' work, and the paths of the outputs."""
+"""Summary at the end of a run: metrics, traffic or the devices' work by the rows of ``visits.csv``, paths of the outputs."""
 
 import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedlight.callbacks.progress.device_totals import DeviceTotals, device_totals
-from fedlight.devices.outcomes import NO_PART
-from fedlight.federation.client import DIVERGED
+from fedlight.devices.outcomes import DIVERGED, NO_PART, took_part
 from fedlight.support.console import rich_table
 from fedlight.support.words import count_noun, in_largest_unit, three_digits
+
+if TYPE_CHECKING:  # reports read the sums of devices, and need no Lightning
+    import lightning as L
 
 TEMPORARY = ("run.lock",)  # files in a run's folder that exist only during the run
 
@@ -80,6 +82,61 @@ def traffic(rows: Sequence[Mapping[str, str]]) -> str:
     return f"{sent} in {count_noun(len(rows), 'visit')} to {clients}{out}"
 
 
+@dataclass
+class DeviceTotals:
+    """Sums over the visits of one device type; a client selected in a round counts once, whatever its visits."""
+
+    clients: set[str] = field(default_factory=set)  # ids of the clients with such a device
+    asked: set[tuple[str, str]] = field(default_factory=set)  # pairs of round and client id
+    # reason for dropping out -> number of clients and rounds
+    dropped: Counter[str] = field(default_factory=Counter)
+    # LoRA ranks of its clients, where these differ from the module's
+    lora_ranks: set[int] = field(default_factory=set)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    joules: float = 0.0
+
+    def add(self, row: Mapping[str, str]) -> None:
+        """Add one row of ``visits.csv``."""
+        self.clients.add(row["client"])
+        is_new = (row["round"], row["client"]) not in self.asked
+        self.asked.add((row["round"], row["client"]))  # once, whatever its visits
+        if is_new and not took_part(row["reason"]):  # all visits of a client in a round have the same reason
+            self.dropped[row["reason"]] += 1
+        if rank := row.get("lora_rank"):
+            self.lora_ranks.add(int(rank))
+        self.bytes_down += int(row["bytes_down"])
+        self.bytes_up += int(row["bytes_up"])
+        self.seconds += sum(float(row[f"{phase}_seconds"]) for phase in ("download", "compute", "upload"))
+        self.joules += float(row["joules"])
+
+    @property
+    def took_part(self) -> int:
+        """Number of clients and rounds whose update the server used."""
+        return len(self.asked) - self.dropped.total()
+
+    def cells(self, name: str, reasons: Sequence[str], with_ranks: bool = False) -> list[str]:
+        """Return a line of the table, with a column for each of the reasons for dropping out, and one for LoRA ranks."""
+        return [
+            name,
+            *([", ".join(map(str, sorted(self.lora_ranks)))] if with_ranks else []),
+            *(f"{count:,}" for count in (len(self.clients), len(self.asked), self.took_part)),
+            *(f"{self.dropped[reason]:,}" for reason in reasons),
+            *(three_digits(size / 1e6) for size in (self.bytes_down, self.bytes_up)),
+            three_digits(self.seconds / 3600),
+            three_digits(self.joules / 1000),
+        ]
+
+
+def device_totals(rows: Iterable[Mapping[str, str]]) -> dict[str, DeviceTotals]:
+    """Return device name -> its sums over the rows of ``visits.csv``, by name."""
+    totals: dict[str, DeviceTotals] = {}
+    for row in rows:
+        totals.setdefault(row["device"], DeviceTotals()).add(row)
+    return dict(sorted(totals.items()))
+
+
 def device_table(rows: list[dict[str, str]]) -> Table:
     """Return the table of a run's devices (participation, dropouts by reason, costs) from all rows of ``visits.csv``."""
     seconds = max(float(row["round_end_seconds"]) for row in rows)
@@ -110,20 +167,22 @@ def device_table(rows: list[dict[str, str]]) -> Table:
     return table
 
 
-def output_paths(trainer: L.Trainer) -> str:
+def output_paths(trainer: "L.Trainer") -> str:
     """Return a run's folder with its entries, or single paths for a run without a folder."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
     folder = _own_folder(trainer)
     if folder is not None:
         left = (path for path in folder.iterdir() if path.name not in TEMPORARY)
         entries = sorted(f"{path.name}{'/' if path.is_dir() else ''}" for path in left)
         return f"{_relative(folder)}: {', '.join(entries)}" if entries else ""
     paths = [logger.log_dir or logger.save_dir for logger in trainer.loggers]
-    checkpoints: list[Checkpoint] = trainer.checkpoint_callbacks
-    paths += [saver.best_model_path for saver in checkpoints if isinstance(saver, ModelCheckpoint)]
+    savers = trainer.checkpoint_callbacks
+    paths += [saver.best_model_path for saver in savers if isinstance(saver, ModelCheckpoint)]
     return ", ".join(_relative(Path(path)) for path in paths if path)
 
 
-def report_command(trainer: L.Trainer) -> str:
+def report_command(trainer: "L.Trainer") -> str:
     """Return the command that reports a run with its own folder, else ""."""
     folder = _own_folder(trainer)
     if folder is None or (folder / "settings.json").exists():  # a stage of a recipe
@@ -132,7 +191,7 @@ def report_command(trainer: L.Trainer) -> str:
     return f"as a page: fedlight report {shlex.quote(_relative(folder))} --open" if has_run else ""
 
 
-def _own_folder(trainer: L.Trainer) -> Path | None:
+def _own_folder(trainer: "L.Trainer") -> Path | None:
     folder = Path(trainer.default_root_dir)
     # A run without a folder writes into the current one, beside other files.
     return folder if folder.resolve() != Path.cwd() and folder.is_dir() else None

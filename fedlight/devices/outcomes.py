@@ -6,7 +6,8 @@ REASONS = ("absent", "out_of_memory", "left", "late", "surplus")
 LEFT_OUT = "left_out"
 """Reason of a client whose update was over `federated.limits` and was dropped."""
 
-NO_PART = (*REASONS, "diverged", LEFT_OUT)  # `fedlight.federation.client.DIVERGED`, whose file needs torch
+DIVERGED = "diverged"  # `fedlight.federation.client.DIVERGED`, whose file needs torch
+NO_PART = (*REASONS, DIVERGED, LEFT_OUT)
 """Reasons why a client did not take part: it did not finish, what it trained was not finite, or it was over a limit."""
 
 LARGE_NORM, CLIPPED, LARGE_SHARE, CAPPED = "large_norm", "clipped", "large_share", "capped"

@@ -15,8 +15,7 @@ from fedlight.preflight.finding import Finding, State, exit_code, ok, problem, s
 from fedlight.preflight.hub import Hub
 from fedlight.preflight.machine import check_shared, memory_of, size_text
 from fedlight.preflight.memory import check_memory, trainings
-from fedlight.preflight.models import check_models
-from fedlight.preflight.rows import check_rows
+from fedlight.preflight.sources import check_models, check_rows
 from fedlight.preflight.stages import check_references, needs, parse_stages
 from fedlight.recipes import recipe as recipes
 from fedlight.recipes.followers import check_processes

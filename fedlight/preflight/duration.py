@@ -19,7 +19,7 @@ from fedlight.plan.plan import build
 from fedlight.preflight.finding import Finding, State, ok, unknown
 from fedlight.preflight.machine import memory_of
 from fedlight.preflight.memory import Training, announce, check_time
-from fedlight.preflight.models import is_local
+from fedlight.preflight.sources import is_local
 from fedlight.preflight.stages import ParsedStage, parts_of
 from fedlight.pretrained.hub import find_model
 from fedlight.support.words import in_largest_unit

@@ -30,7 +30,7 @@ from fedlight.modules.language.module import LanguageModule
 from fedlight.plan.plan import build, workload, works_by_device
 from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.machine import MachineMemory, memory_of, size_text
-from fedlight.preflight.models import is_local
+from fedlight.preflight.sources import is_local
 from fedlight.preflight.stages import ParsedStage
 from fedlight.recipes.steps import merge_adapter
 from fedlight.support.words import in_largest_unit

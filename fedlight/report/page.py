@@ -12,7 +12,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from html import escape
 from itertools import chain, count
@@ -29,7 +29,6 @@ from fedlight.report.parts import Chart, Section
 from fedlight.report.sections import (
     answers,
     client_data,
-    clients,
     configuration,
     coverage,
     curves,
@@ -37,17 +36,29 @@ from fedlight.report.sections import (
     groups,
     leakage,
     overview,
-    virtual_time,
 )
-from fedlight.report.sections.outcomes import comparison, opinions, tasks
+from fedlight.report.sections.outcomes import comparison, tasks
 from fedlight.report.sections.outcomes.answer import answer
 from fedlight.runs.run import Run, read_runs
 from fedlight.support.files import csv_text, full_disk_named, read_text, unfinished, whole_file
 
-SECTIONS = (
-    *(overview, comparison, curves, answers, virtual_time, clients, client_data, devices, groups, opinions),
-    *(coverage, leakage, tasks, configuration),
-)
+SECTIONS: dict[str, Callable[[Sequence[Run]], Section | None]] = {
+    "overview": overview.section,
+    "comparison": comparison.section,
+    "curves": curves.section,
+    "answers": answers.section,
+    "virtual_time": curves.time_section,
+    "clients": client_data.spread_section,
+    "client_data": client_data.section,
+    "devices": devices.section,
+    "groups": groups.section,
+    "opinions": groups.opinions_section,
+    "coverage": coverage.section,
+    "leakage": leakage.section,
+    "tasks": tasks.section,
+    "configuration": configuration.section,
+}
+"""Name -> what makes the section, None where no run has anything of it; in the order of the page."""
 FILES = Path(__file__).parent / "page_files"
 EMBEDDED = 24_000  # bytes of the largest CSV file that is embedded in the page
 DPI = 120
@@ -114,10 +125,9 @@ def page_of(folders: Sequence[str | Path], output: str | Path | None) -> Path:
 def sections(runs: Sequence[Run]) -> list[Section]:
     """Return the sections about the runs, a picture first; one that fails becomes a line with the error."""
     shown: list[Section] = []
-    for module in SECTIONS:
-        name = module.__name__.rpartition(".")[2]
+    for name, make in SECTIONS.items():
         try:
-            section = module.section(runs)
+            section = make(runs)
         # Whatever a damaged file has led to: the page is for those who look for the reason.
         except Exception as error:
             note = _failed("This section", error)

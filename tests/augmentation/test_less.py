@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedlight import LESS, Lora
-from fedlight.augmentation.less import scores as less_scores
+from fedlight.augmentation.less import less as less_scores
 from fedlight.augmentation.less.example_gradients import ExampleGradients
 from fedlight.augmentation.less.warm_up import WarmUp
 from fedlight.toy import world

@@ -7,8 +7,8 @@ from tiny_world import fedlight, refused
 
 from fedlight.devices import Fleet, load_device
 from fedlight.devices.measure import machine, trial
+from fedlight.devices.measure.command import figures, profile_file, profile_text
 from fedlight.devices.measure.machine import Rapl
-from fedlight.devices.measure.profile import figures, profile_file, profile_text
 from fedlight.devices.measure.trial import Sizes, SmallTransformer, Trial, measure
 
 CPU = torch.device("cpu")

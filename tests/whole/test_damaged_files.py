@@ -15,7 +15,7 @@ import torch
 from damage import damaged
 from memories import disk, saved
 
-from fedlight.augmentation.less.scores import ScoredBlocks
+from fedlight.augmentation.less.less import ScoredBlocks
 from fedlight.augmentation.self_instruct.tries import Try, open_record
 from fedlight.callbacks.attacks.records import AttackTable
 from fedlight.callbacks.export.prediction_writer import PredictionWriter

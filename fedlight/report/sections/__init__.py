@@ -1,1 +1,1 @@
-"""One file per heading of a report: ``section(runs) -> Section | None``, None where no run has anything of it."""
+"""Sections of a report, mostly one file per heading: ``section(runs) -> Section | None``."""

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from fedlight.callbacks.progress.device_totals import device_totals
+from fedlight.callbacks.progress.run_summary import device_totals
 from fedlight.devices.outcomes import NO_PART
 from fedlight.report.figures.lines import (
     MOST_BANDS,

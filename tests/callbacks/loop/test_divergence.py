@@ -10,8 +10,7 @@ from synthesizing import Synthesizing
 from tiny_world import table
 
 from fedlight import CoordinateMedian, FedAdam, FedAvgM, TrimmedMean, VisitLog, Wire
-from fedlight.callbacks.progress.device_totals import device_totals
-from fedlight.callbacks.progress.run_summary import traffic
+from fedlight.callbacks.progress.run_summary import device_totals, traffic
 from fedlight.datamodules.federated import FederatedWrapper
 from fedlight.federation import Average, Identity, PrivateMean, Quantize, TopK, Update, Visit
 from fedlight.federation.algorithms import FedAvg, FedProx, LocalOnly, Scaffold

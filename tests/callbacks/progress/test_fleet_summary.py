@@ -2,8 +2,7 @@ import io
 
 from rich.console import Console
 
-from fedlight.callbacks.progress.device_totals import device_totals
-from fedlight.callbacks.progress.run_summary import device_table
+from fedlight.callbacks.progress.run_summary import device_table, device_totals
 
 COLUMNS = (
     "round client device reason bytes_down bytes_up download_seconds compute_seconds upload_seconds joules"

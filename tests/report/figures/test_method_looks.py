@@ -1,7 +1,7 @@
 from stage_folders import logged, stage_folder
 
 from fedlight.report.figures.style import COLORS, method_looks, row_looks
-from fedlight.report.sections import clients, curves
+from fedlight.report.sections import client_data, curves
 from fedlight.runs.run import read_runs
 
 
@@ -52,6 +52,6 @@ def test_the_clients_of_a_method_are_drawn_in_its_colour(tmp_path):
     rows = "stage,round,client,accuracy,own_accuracy\n" + "".join(f"val,{n},c{n},0.5,\n" for n in range(2))
     stage_folder(tmp_path / "seed0/second", clients_csv=rows)
     runs = read_runs([tmp_path])
-    charts = [part for part in clients.section(runs).parts if part.kind == "chart"]
+    charts = [part for part in client_data.spread_section(runs).parts if part.kind == "chart"]
     colors = {line.get_color() for chart in charts for line in chart.figure.axes[0].get_lines()}
     assert colors == {COLORS[1]}

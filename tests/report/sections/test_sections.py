@@ -4,7 +4,7 @@ from stage_folders import logged, stage_folder
 from tiny_world import write_lines
 
 from fedlight.report.page import write_report
-from fedlight.report.sections import answers, clients, configuration, curves, overview
+from fedlight.report.sections import answers, client_data, configuration, curves, overview
 from fedlight.report.sections.outcomes import tasks
 from fedlight.runs.run import read_runs
 
@@ -47,7 +47,7 @@ def test_clients_are_sorted_and_the_worst_tenth_is_told(tmp_path):
     old = "".join(f"val,0,c{n},10,,0,0,\n" for n in range(20))
     new = "".join(f"test,,c{n},10,,0,{n / 20},{0.95 if n == 0 else ''}\n" for n in range(20))
     stage_folder(tmp_path / "seed0/fit", clients_csv=header + old + new)
-    (chart,) = clients.section(read_runs([tmp_path])).parts
+    (chart,) = client_data.spread_section(read_runs([tmp_path])).parts
     accuracies = [row["accuracy"] for row in chart.rows]
     assert accuracies == sorted([n / 20 for n in range(1, 20)] + [0.95])  # the selector of c0 is at 0.95
     (label,) = [text.get_text() for text in chart.figure.legends[0].get_texts()]

@@ -5,7 +5,7 @@ from stage_folders import logged, stage_folder
 from tiny_world import write_lines
 
 from fedlight.evaluation.bootstrap import bootstrap_interval, student_interval
-from fedlight.report.sections import clients
+from fedlight.report.sections import client_data
 from fedlight.report.sections.outcomes import comparison
 from fedlight.runs.run import read_runs
 
@@ -82,7 +82,7 @@ def test_a_test_of_one_run_is_not_compared_with_a_validation_of_another(tmp_path
         file.write_text(validated if name == "a" else file.read_text() + validated.removeprefix(HEADER))
     _, found = tables(tmp_path)
     assert found["Accuracy by client, against a"].lines[0][3] == "+0.000"
-    of_clients = clients.section(read_runs([tmp_path]))
+    of_clients = client_data.spread_section(read_runs([tmp_path]))
     labels = of_clients.parts[0].figure.legends[0].get_texts()
     assert ["mean 0.300" in label.get_text() for label in labels] == [True, True]
     (note,) = of_clients.notes

@@ -3,7 +3,7 @@ import pytest
 from stage_folders import stage_folder
 
 from fedlight.datamodules.vectors.opinion_space import opinion_space
-from fedlight.report.sections.outcomes import opinions
+from fedlight.report.sections import groups
 from fedlight.runs.run import read_runs
 
 PEOPLE = "person,group,votes,x,y\n"
@@ -61,7 +61,7 @@ def conversation(home, seed, groups=("0", "1", "")):
 def test_a_panel_for_polis_groups_and_one_for_each_method_with_groups(tmp_path):
     for seed in (0, 1):
         conversation(tmp_path, seed)
-    section = opinions.section(read_runs([tmp_path]))
+    section = groups.opinions_section(read_runs([tmp_path]))
     (chart,) = section.parts  # of the first seed
     assert [axes.get_title() for axes in chart.figure.axes] == ["Polis' own groups", "fedbiscuit"]
     place, of_groups = {"person": "p1", "x": 1.0, "y": -1.0}, {"Polis' own groups": "group 1"}
@@ -73,12 +73,12 @@ def test_a_panel_for_polis_groups_and_one_for_each_method_with_groups(tmp_path):
 
 def test_people_without_groups_or_with_many_or_no_conversation(tmp_path):
     conversation(tmp_path / "none", 0, groups=("",))
-    (chart,) = opinions.section(read_runs([tmp_path / "none"])).parts
+    (chart,) = groups.opinions_section(read_runs([tmp_path / "none"])).parts
     assert [axes.get_title() for axes in chart.figure.axes] == ["fedbiscuit"]
     conversation(tmp_path / "many", 0, groups=[str(n) for n in range(20)])
     people = "".join(f"{n},{n},1,{n},{n}\n" for n in range(20))
     (tmp_path / "many/seed0/opinions/people.csv").write_text(PEOPLE + people)
-    (chart,) = opinions.section(read_runs([tmp_path / "many"])).parts
+    (chart,) = groups.opinions_section(read_runs([tmp_path / "many"])).parts
     conversation(tmp_path / "gone", 0)
     (tmp_path / "gone/seed0/opinions/people.csv").unlink()
-    assert opinions.section(read_runs([tmp_path / "gone"])) is None
+    assert groups.opinions_section(read_runs([tmp_path / "gone"])) is None

@@ -1,6 +1,7 @@
-"""Data checks: can every data set be read, with the splits and columns that the settings name?
+"""Checks of data and models: can every data set be read, with the splits and columns that the settings name?
 
-Those of a data set at the hub follow from its card, else from the start or end of a file.
+Those of a data set at the hub follow from its card, else from the start or end of a file. Does every model exist, may it be
+fetched, and how large is the download?
 """
 
 import csv
@@ -16,13 +17,16 @@ from fedlight.datamodules.rows.columns import check_columns
 from fedlight.datamodules.rows.rows import ENDINGS, HUB_NAME, RowsError, load_rows
 from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.hub import HEAD_BYTES, Hub, Report, Repository, first_json
-from fedlight.support.needs import RowSource
+from fedlight.preflight.machine import size_text
+from fedlight.pretrained.hub import cached_file, find_model
+from fedlight.support.needs import Model, RowSource
 
 FORMATS = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv")
 META = ("dataset_infos.json", "dataset_info.json", "state.json")
 CONVERTED = "refs/convert/parquet"
 """Revision at which the hub keeps a Parquet copy of a data set; for one defined by a script, the only readable copy."""
 MANY = 64  # entries of a list in the made-up row: more than any setting asks for
+SMALL = (".json", ".txt", ".model")
 
 
 class Shape(NamedTuple):
@@ -159,13 +163,13 @@ def check_rows(wanted: Mapping[RowSource, Sequence[str]], hub: Hub, output: Path
             continue
         is_hub_name = HUB_NAME.fullmatch(rows.source) is not None and not rows.source.endswith(ENDINGS)
         if not is_hub_name or rows.source.startswith("toy:") or Path(rows.source).expanduser().exists():
-            report.findings.append(_local(rows, report.counts))
+            report.findings.append(_local_rows(rows, report.counts))
         else:
-            _at_hub(rows, hub, report)
+            _rows_at_hub(rows, hub, report)
     return report
 
 
-def _local(rows: RowSource, counts: dict[tuple[str, str], int]) -> Finding:
+def _local_rows(rows: RowSource, counts: dict[tuple[str, str], int]) -> Finding:
     what = f"data {rows.source}"
     try:
         loaded = load_rows(rows.source, rows.split)
@@ -181,9 +185,9 @@ def _columns(rows: RowSource) -> str:
     return f"; columns {', '.join(dict.fromkeys(path for _, path in rows.columns))}" if rows.columns else ""
 
 
-def _at_hub(rows: RowSource, hub: Hub, report: Report) -> None:
+def _rows_at_hub(rows: RowSource, hub: Hub, report: Report) -> None:
     name, _, config = rows.source.partition(":")
-    what, cached = f"data {rows.source}, {rows.split}", _cached(name)
+    what, cached = f"data {rows.source}, {rows.split}", _cached_rows(name)
     with report.asking(what, rows.source, cached and f"{cached}; its columns were not looked at"):
         repository, shape = read_shape(hub, name, config, rows.split)
         count = shape.splits.get(rows.split)
@@ -214,10 +218,80 @@ def _shape_finding(what: str, rows: RowSource, repository: Repository, shape: Sh
     return ok(what, f"{number}{_columns(rows)}{repository.terms}")
 
 
-def _cached(name: str) -> str | None:
+def _cached_rows(name: str) -> str | None:
     """Return the folder where the package ``datasets`` has cached a data set; None where it has not."""
     import datasets
 
     name = name.replace("/", "___")
     folders = [Path(datasets.config.HF_DATASETS_CACHE) / part for part in (name, name.lower())]
     return next((str(folder) for folder in folders if any(folder.rglob("*.arrow"))), None)
+
+
+def check_models(wanted: Mapping[Model, Sequence[str]], hub: Hub, output: Path) -> Report:
+    """Check each model once, given the names of the stages that load it; a model in ``output`` is written by a stage."""
+    report = Report()
+    for model in wanted:
+        if Path(model.name).is_relative_to(output):
+            continue
+        if is_local(model.name):
+            report.findings.append(_local_model(model))
+        else:
+            _model_at_hub(model, hub, report)
+    return report
+
+
+def is_local(name: str) -> bool:
+    """Return whether a name is that of a folder, or surely no hub name."""
+    return (
+        name == "toy"
+        or Path(name).expanduser().exists()
+        or name.count("/") != 1  # a hub name is owner/name
+        or name.startswith((".", "~", "/"))
+    )
+
+
+def _local_model(model: Model) -> Finding:
+    what = f"model {model.name}"
+    try:
+        if model.is_encoder:
+            from fedlight.datamodules.vectors.encoders import find_folder
+
+            folder = find_folder(model.name)
+        else:
+            folder = Path(find_model(model.name))
+    except OSError as error:
+        return problem(what, str(error))
+    weights = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    if not weights:
+        return problem(what, f"{folder} has no .safetensors file: save the model anew with save_pretrained")
+    return ok(what, f"here, {size_text(weights)} of weights")
+
+
+def _model_at_hub(model: Model, hub: Hub, report: Report) -> None:
+    what, cached = f"model {model.name}", _cached_weights(model.name)
+    with report.asking(what, model.name, f"{size_text(cached)} of weights" if cached else None):
+        repository = hub.repository(model.name, "model")
+        report.configs[model.name] = hub.head(repository, "model", "config.json")
+        # onnx/ and openvino/ have copies of the weights for other libraries; a language model's lie beside its config.
+        weights = sum(
+            size
+            for path, size in repository.files.items()
+            if path.endswith(".safetensors")
+            and ("/" not in path or (model.is_encoder and not path.startswith(("onnx/", "openvino/"))))
+        )
+        if not weights:
+            raise ValueError(
+                "it has no .safetensors file, and no other format is read: take a model that has one"
+            )
+        if not cached:
+            files = repository.files.items()
+            small = (size for path, size in files if "/" not in path and path.endswith(SMALL))
+            report.downloads[model.name] = weights + sum(small)
+        state = f"{size_text(weights)} of weights, {'in the cache' if cached else 'to be fetched'}"
+        report.findings.append(ok(what, state + repository.terms))
+
+
+def _cached_weights(name: str) -> int:
+    """Return the bytes of weights in the cache, 0 without a complete download."""
+    config = cached_file(name, "config.json")
+    return sum(file.stat().st_size for file in config.parent.rglob("*.safetensors")) if config else 0
