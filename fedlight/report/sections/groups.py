@@ -1,6 +1,6 @@
 """Groups over the rounds: selector of each client, clients that change, agreement with known groups.
 
-And the map of opinions: the people of a conversation by their votes, Polis' own groups, and the selectors that clients chose.
+And the map of opinions: people of a conversation by their votes, Polis' own groups, and the selectors that clients chose.
 """
 
 from collections import Counter
