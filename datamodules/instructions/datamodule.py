@@ -5,29 +5,32 @@ rows with an empty input. ``alpaca_joined`` uses the shorter form for all rows a
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from fedlight.datamodules.clients.few_shot import FewShot
 from fedlight.datamodules.clients.partition import Partition
 from fedlight.datamodules.clients.splits import ClientSplit, label_examples, pool, share_out
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
-from fedlight.datamodules.instructions.taught_rows import TaughtRows
-from fedlight.datamodules.rows.canaries import check_words
+from fedlight.datamodules.rows.canaries import Canaries, check_words
 from fedlight.datamodules.rows.fields import OWNERS, make_row_key, number_prompts
 from fedlight.datamodules.rows.given import GivenRows, Source, refuse_too_long
 from fedlight.datamodules.rows.instruction_rows import check_slots, read_instructions
+from fedlight.datamodules.rows.poison import Backdoor
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.rows.split import Split
-from fedlight.datamodules.text.encoding import Encoded, encode_responses
+from fedlight.datamodules.text.encoding import Encoded, TaughtTurns, encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, join_examples
 from fedlight.datamodules.text.templates import Template
 from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
+from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.pretrained.hub import load_tokenizer
+from fedlight.support.checks import Settings
 from fedlight.support.types import Fields, FieldsByClient
 
 CANARY, BACKDOOR = "canary", "backdoor"  # categories of planted rows in data with categories
@@ -39,6 +42,25 @@ PLANTED = {
 
 Taught = tuple[ResponseExamples, list[dict[str, str]], ClientSplit]
 """Examples, their rows, and the clients' positions among them."""
+
+
+@dataclass(frozen=True)
+class TaughtRows(Settings):
+    """Rows and turns that clients train on; in YAML ``rows: {canaries: {repeats: 2}}``.
+
+    Args:
+        few_shot: selection of a few rows of each cluster of ``source``, with the clusters as categories.
+        pseudo_labels: categories for ``partition.by: dirichlet`` of rows without a category column.
+        canaries: artificial rows that some clients train on besides their own; attacks search for them.
+        backdoor: rows with a trigger that clients which lie train on besides their own; ``BackdoorSuccess`` measures it.
+        taught_turns: of a conversation, train on ``all`` answers, or on the ``last``.
+    """
+
+    few_shot: FewShot | None = None
+    pseudo_labels: PseudoLabels | None = None
+    canaries: Canaries | None = None
+    backdoor: Backdoor | None = None
+    taught_turns: TaughtTurns = "all"
 
 
 class InstructionDataModule(FederatedDataModule):

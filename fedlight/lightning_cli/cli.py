@@ -26,8 +26,14 @@ from fedlight.callbacks.loop.federated_loop import FederatedLoop
 from fedlight.callbacks.loop.guard import refuse_cut_rounds, refuse_senseless
 from fedlight.conf import path as conf_path
 from fedlight.federation.protocols import FederatedData
-from fedlight.lightning_cli.class_changes import DROPPED, arguments_go_with_their_class
-from fedlight.lightning_cli.class_names import CLASS_FILES, class_of, last_part, whole_path
+from fedlight.lightning_cli.class_names import (
+    CLASS_FILES,
+    DROPPED,
+    arguments_go_with_their_class,
+    class_of,
+    last_part,
+    whole_path,
+)
 from fedlight.lightning_cli.config_files import EXTENDS, with_layers
 from fedlight.lightning_cli.full_keys import full_keys
 from fedlight.lightning_cli.given_once import share_settings

@@ -1,4 +1,4 @@
-"""Parsing of every stage, what it needs, and whether it reads what an earlier one writes. Nothing is loaded for it.
+"""Parsing of every stage, its needs, and its reading of what earlier stages write. Nothing is loaded for it.
 
 Does its config parse, and does its function take its arguments? Needs of rows follow from its settings, classes name
 everything else. A stage writes into its own folder. Its settings name these files: the file of a callback, the folder of an

@@ -10,7 +10,7 @@ from tiny_world import write_rows
 
 from fedlight import AdapterExport, FederatedLoop, FewFedPIT, Partition, TaskScores, VisitLog
 from fedlight.callbacks.logs import ClientData
-from fedlight.datamodules.instructions.taught_rows import TaughtRows
+from fedlight.datamodules.instructions.datamodule import TaughtRows
 from fedlight.datamodules.rows import Canaries, TaskRows
 from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.synthesis import Candidate, Synthesis, SyntheticInstructionDataModule

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedlight.callbacks.loop.forward.refusals import OF_MODULES
+from fedlight.callbacks.loop.forward.forward_visits import OF_MODULES
 from fedlight.callbacks.loop.groups.refusals import hooks_of_users
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.limits import LimitedRounds, norm_of

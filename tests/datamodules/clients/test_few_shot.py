@@ -9,7 +9,7 @@ from tiny_world import write_rows
 
 from fedlight import AugmentedInstructionDataModule, HashedEncoder, InstructionDataModule, Partition
 from fedlight.datamodules.clients.few_shot import FewShot
-from fedlight.datamodules.instructions.taught_rows import TaughtRows
+from fedlight.datamodules.instructions.datamodule import TaughtRows
 from fedlight.datamodules.rows import Holdout, RowsError
 from fedlight.datamodules.rows.fields import make_question_key
 from fedlight.datamodules.rows.split import Split
