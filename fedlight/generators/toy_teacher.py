@@ -19,7 +19,7 @@ _EXAMPLES = re.compile(r"Instruction 1: (.*)\nInstruction 2: (.*)\nProvide a new
 
 
 class ToyTeacher(TextGenerator):
-    r"""Generator that answers the two prompts of `fedlight.augmentation.self_instruct.prompts`, and no others.
+    r"""Generator that answers the two prompts of `fedlight.augmentation.self_instruct.self_instruct`, and no others.
 
     Args:
         seed: of the world, whose facts it knows.

@@ -29,7 +29,6 @@ from fedlight.report.parts import Chart, Section
 from fedlight.report.sections import (
     answers,
     client_data,
-    configuration,
     coverage,
     curves,
     devices,
@@ -56,7 +55,7 @@ SECTIONS: dict[str, Callable[[Sequence[Run]], Section | None]] = {
     "coverage": coverage.section,
     "leakage": leakage.section,
     "tasks": tasks.section,
-    "configuration": configuration.section,
+    "configuration": overview.configuration_section,
 }
 """Name -> what makes the section, None where no run has anything of it; in the order of the page."""
 FILES = Path(__file__).parent / "page_files"

@@ -5,8 +5,11 @@ import pytest
 from refusals import refusal
 from scripted_generator import CLIENTS, Scripted, made, rows, unlike
 
-from fedlight.augmentation.self_instruct.prompts import extract_instruction, extract_response
-from fedlight.augmentation.self_instruct.self_instruct import SelfInstruct
+from fedlight.augmentation.self_instruct.self_instruct import (
+    SelfInstruct,
+    extract_instruction,
+    extract_response,
+)
 from fedlight.augmentation.self_instruct.tries import REASONS, ClientTries, next_tries
 from fedlight.datamodules.instructions.augmentation import Added
 

@@ -4,8 +4,11 @@ Wang et al., "Self-Instruct", ACL 2023, https://arxiv.org/abs/2212.10560, in the
 Instruction Tuning of LLMs with Domain Coverage Augmentation" (FedDCA), https://arxiv.org/abs/2409.20135, appendix A.7,
 compare with: two examples of the client -> a new instruction; one example -> its response. Addition: an instruction that
 is too similar to a known one is dropped (ROUGE-L above 0.7, as in Self-Instruct; FedDCA does not say whether it does).
+
+The prompts are those of its figure 7, word for word; the paper does not show the line breaks, which are chosen here.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +16,6 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from fedlight.augmentation.self_instruct.prompts import (
-    INSTRUCTION_PROMPT,
-    RESPONSE_PROMPT,
-    check_prompt,
-    extract_instruction,
-    extract_response,
-)
 from fedlight.augmentation.self_instruct.tries import (
     ACCEPTED,
     NO_RESPONSE,
@@ -38,6 +34,24 @@ from fedlight.processes.work import is_first, once
 from fedlight.support.checks import check_range, refuse_below
 from fedlight.support.console import progress_bar
 from fedlight.support.types import Fields
+
+INSTRUCTION_PROMPT = """\
+You are asked to come up with instructions. Don't repeat instructions in examples. Here are some examples:
+Instruction 1: {first}
+Instruction 2: {second}
+Provide a new instruction below:"""
+
+RESPONSE_PROMPT = """\
+Example 1:
+Instruction: {instruction}
+Response: {response}
+
+Generate the response of this instruction, Instruction: {new}"""
+
+# Answers repeat the prompt's labels, some in bold or with a number.
+_LABEL = re.compile(r"\W*(?:new )?(?:instruction|response)\s*\d*\s*:[\s*]*", re.IGNORECASE)
+_AFTER_INSTRUCTION = re.compile(r"\n\W*(?:instruction|response)\s*\d*\s*:", re.IGNORECASE)
+_AFTER_RESPONSE = re.compile(r"\n\W*(?:example\s*\d*\s*:\s*)?instruction\s*\d*\s*:", re.IGNORECASE)
 
 
 class SelfInstruct(Augmentation):
@@ -221,3 +235,44 @@ class SelfInstruct(Augmentation):
             f"{self._reasons[reason]:,} {reason}" for reason in REASONS if self._reasons[reason]
         )
         return f"dropped: {dropped or 'none'}"
+
+
+def check_prompt(name: str, text: str, slots: tuple[str, ...]) -> None:
+    """Raise ValueError for a prompt with other slots.
+
+    Examples:
+        >>> check_prompt("response_prompt", "{response}", ("response", "new"))
+        Traceback (most recent call last):
+        ...
+        ValueError: response_prompt has the slots {response}, but needs {response}, {new}
+    """
+    given = Template(text).slots
+    if set(given) != set(slots):
+        have, needs = (", ".join(f"{{{slot}}}" for slot in some) or "none" for some in (given, slots))
+        raise ValueError(f"{name} has the slots {have}, but needs {needs}")
+
+
+def extract_instruction(answer: str) -> str:
+    r"""Return the one instruction in an answer, without a label before it and without further instructions.
+
+    Examples:
+        >>> extract_instruction("Instruction 3: Name a planet.\nInstruction 4: Name a star.")
+        'Name a planet.'
+    """
+    return _extract(answer, _AFTER_INSTRUCTION)
+
+
+def extract_response(answer: str) -> str:
+    r"""Return the one response in an answer, without a label before it and without further examples.
+
+    Examples:
+        >>> extract_response(" **Response:** It is Mars.\n\nExample 2:\nInstruction: Name a star.")
+        'It is Mars.'
+    """
+    return _extract(answer, _AFTER_RESPONSE)
+
+
+def _extract(answer: str, end: re.Pattern[str]) -> str:
+    text = answer.strip()
+    label = _LABEL.match(text)
+    return end.split(text[label.end() if label else 0 :], maxsplit=1)[0].strip()

@@ -1,4 +1,4 @@
-"""Overview: the recipes' tables of results, and a line for each run that has trained."""
+"""Overview: the recipes' tables of results, and a line for each run that has trained; at the end of the page the configs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from fedlight.report.figures.style import HALF_A_PAGE, STYLE, Looks, method_looks, new_grid, row_looks
 from fedlight.report.parts import (
     Chart,
+    Code,
     Part,
     Section,
     Table,
@@ -25,6 +26,7 @@ from fedlight.report.parts import (
 )
 from fedlight.runs import facts
 from fedlight.runs.run import Run, by_method, read_recipe
+from fedlight.support.files import read_text
 from fedlight.support.results import chance_notes, in_brackets, mark, without_ends
 from fedlight.support.words import in_largest_unit, number
 
@@ -36,6 +38,10 @@ NARROW = 4.3  # inches: as wide as a phone, where the texts keep their size
 
 Rows = Sequence[Mapping[str, Any]]
 Values = dict[str, dict[str, list[float]]]  # metric -> method -> a value for each seed
+SAME_IN_ALL = "the same in all"
+MOST_COMPARED = 12
+LONGEST_VALUE = 60  # characters of a value in the table
+PACKAGES = ("fedlight", "python", "torch", "lightning", "transformers", "peft")
 
 
 def section(runs: Sequence[Run]) -> Section:
@@ -217,3 +223,76 @@ def _panels(
     panels[0].set_yticks(range(len(methods)), [shortened(name, longest) for name in methods])
     panels[0].set_ylim(len(methods) - 0.5, -0.5)
     return figure
+
+
+def configuration_section(runs: Sequence[Run]) -> Section | None:
+    """Return the differences between the runs that have trained, then all configs, folded."""
+    with_config = [run for run in runs if run.config()]
+    first_seeds = list({run.method: run for run in reversed(with_config)}.values())[::-1]
+    trained = [run for run in first_seeds if run.command in ("fit", "")]
+    parts: list[Part] = []
+    if len(trained) > 1:
+        parts.append(difference(trained[:MOST_COMPARED], len(trained)))
+    if table := versions(runs):
+        parts.append(table)
+    parts += [Code(f"{run.label}: config.yaml", config_text(run)) for run in first_seeds]
+    if not parts:
+        return None
+    intro = "RUN stands for the folder of the run."
+    if len(with_config) > len(first_seeds):
+        intro += " Of several seeds the first one's config is shown."
+    return Section("configuration", "Configuration", intro, parts)
+
+
+def difference(runs: Sequence[Run], number: int) -> Table:
+    """Return a table of the settings that differ between runs; a dash where a run has none."""
+    flats = [{key: facts.under(_root(run), value) for key, value in facts.flat(run.config())} for run in runs]
+    keys = dict.fromkeys(key for flat in flats for key in flat)
+    keys.pop("ckpt_path", None)  # of a resumed run
+    texts = [
+        {key: shortened("null" if v is None else str(v), LONGEST_VALUE) for key, v in f.items()}
+        for f in flats
+    ]
+    lines = [
+        [key, *(text.get(key, "-") for text in texts)]
+        for key in keys
+        # By repr: lists cannot be in a set, and a text "1" is another setting than the number.
+        if len({repr(flat.get(key, SAME_IN_ALL)) for flat in flats}) > 1
+    ]
+    caption = "Whatever is not listed has the same value in all of these runs."
+    if number > len(runs):
+        caption += f" The first {len(runs)} of {number} runs."
+    header = ["setting", *(run.method for run in runs)]
+    return Table("What differs", header, lines, caption, folded=len(lines) > 25)
+
+
+def _root(run: Run) -> Path:
+    return Path(str(facts.within(run.config(), "trainer", "default_root_dir") or run.folder))
+
+
+def config_text(run: Run) -> str:
+    """Return the text of the config file, without the folder of the run."""
+    name = run.config_file()
+    text = read_text(run.folder / name, errors="replace") if name else ""
+    return str(facts.under(run.folder, facts.under(_root(run), text)))
+
+
+def versions(runs: Sequence[Run]) -> Table | None:
+    """Return a line for each set of versions, with the machines in words."""
+    records = [(run.method, run.record()) for run in runs]
+    if not any(
+        isinstance(record.get("versions"), dict) for _, record in records
+    ):  # then those of the recipes
+        records = [
+            (home.name, read_recipe(home).json("results.json")) for home in {run.home: 0 for run in runs}
+        ]
+    groups: dict[tuple[str, ...], dict[str, None]] = {}  # line -> methods, each once and in their order
+    for name, record in records:
+        packages = record.get("versions")
+        if isinstance(packages, dict):
+            line = *(str(packages.get(package, "-")) for package in PACKAGES), str(record.get("machine", "-"))
+            groups.setdefault(line, {})[name] = None
+    if not groups:
+        return None
+    lines = [[", ".join(m) if len(m) <= 4 else f"{len(m)} runs", *line] for line, m in groups.items()]
+    return Table("Versions", ["runs", *PACKAGES, "machine"], lines)

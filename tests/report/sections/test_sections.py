@@ -4,7 +4,7 @@ from stage_folders import logged, stage_folder
 from tiny_world import write_lines
 
 from fedlight.report.page import write_report
-from fedlight.report.sections import answers, client_data, configuration, curves, overview
+from fedlight.report.sections import answers, client_data, curves, overview
 from fedlight.report.sections.outcomes import tasks
 from fedlight.runs.run import read_runs
 
@@ -104,7 +104,7 @@ def test_the_configs_are_compared_without_their_folders(tmp_path):
         model = f"model: {{class_path: M, init_args: {{lr: {rate}}}}}"
         trainer = f"trainer: {{default_root_dir: {folder}, max_epochs: 3}}"
         write_lines(folder / "config.yaml", trainer, model, f"ckpt_path: {name}.ckpt")  # resumed
-    section = configuration.section(read_runs([tmp_path]))
+    section = overview.configuration_section(read_runs([tmp_path]))
     table, *configs = section.parts
     assert table.lines == [["model.lr", "0.1", "0.2"]]
     assert all(str(tmp_path) not in config.text for config in configs)

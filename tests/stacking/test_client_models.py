@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from fedlight.stacking.side_by_side import side_by_side
+from fedlight.stacking.client_models import side_by_side
 
 
 def test_questions_are_answered_together_until_the_last_work_ends():
