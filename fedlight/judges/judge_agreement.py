@@ -1,7 +1,6 @@
 """Agreement of judges with human votes, by category; a stage of recipes.
 
-The judge sees every voted pair of answers in both orders. `fedlight.judges.judge_agreement` reads the rows and counts
-those left out; `fedlight.evaluation.agreement` has the measures.
+The judge sees every voted pair of answers in both orders. `fedlight.evaluation.agreement` has the measures.
 """
 
 import math
