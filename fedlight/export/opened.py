@@ -15,8 +15,7 @@ from fedlight.modules.language.adapter_folders import find_adapters
 from fedlight.modules.language.module import LanguageModule
 from fedlight.pretrained.hub import find_model
 from fedlight.runs import facts
-from fedlight.runs.client_data import data_of
-from fedlight.runs.facts import callbacks, within
+from fedlight.runs.facts import callbacks, data_of, within
 from fedlight.runs.run import Run, read_runs
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.words import number

@@ -33,11 +33,7 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
     options, settings = parser.parse_known_args(argv)  # keys of the config are left over
-    from fedlight.plan.plan import (
-        as_json,
-        make_plan,  # late: --help and wrong options need no torch
-        show,
-    )
+    from fedlight.plan.plan import as_json, make_plan, show  # late: --help and wrong options need no torch
 
     plan = make_plan(settings, options.shape, options.examples)
     if options.json is not None:

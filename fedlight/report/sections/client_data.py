@@ -31,7 +31,7 @@ from fedlight.report.figures.style import (
     new_chart,
 )
 from fedlight.report.parts import Chart, Part, Section, Table, shortened, table_of
-from fedlight.runs.client_data import Counts, Distribution, data_of
+from fedlight.runs.facts import Counts, Distribution, data_of
 from fedlight.runs.run import Run
 
 CLIENTS = 40
