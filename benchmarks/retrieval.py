@@ -15,8 +15,8 @@ Each size runs in a separate process.
 
 With --near_duplicates 0.01 one row in a hundred is a near-copy (cosine about 0.999) of one of few rows, each copied 50
 times, as templates do to real instructions; a tenth of the queries are copied rows then. With --target 0.99 the search
-effort is raised as a run raises it (fedlight.datamodules.vectors.recall): a third table has the recall, the worst query's
-and the speed of each effort beside exact search.
+effort is raised as a run raises it (`reach_recall`): a third table has the recall, the worst query's and the speed of each
+effort beside exact search.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/retrieval.py [--sizes 10000 100000 1000000] [--vectors FILE.npy] [--json FILE]
      OMP_NUM_THREADS=1 python benchmarks/retrieval.py --sizes 1000000 --near_duplicates 0.01 --target 0.99 --k 10 100 1000
@@ -35,8 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.vectors.recall import reach_recall
-from fedlight.datamodules.vectors.vector_index import VectorIndex
+from fedlight.datamodules.vectors.vector_index import VectorIndex, reach_recall
 
 TOPICS = 1000
 MEMBERS = 10

@@ -15,8 +15,7 @@ from fedlight.datamodules.instructions.augmentation import Added, Augmentation
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.vectors.clusters import Clusters, cluster
 from fedlight.datamodules.vectors.encoders import Encoder
-from fedlight.datamodules.vectors.recall import in_words, reach_recall
-from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
+from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex, in_words, reach_recall
 from fedlight.processes.work import once
 from fedlight.support.checks import check_range, refuse_below
 from fedlight.support.console import progress_bar
@@ -50,7 +49,7 @@ class Retrieval(Augmentation):
     def tuned(self, index: VectorIndex, queries: np.ndarray, seed: int) -> VectorIndex:
         """Return an index with the wanted recall on all ``queries``, ``(queries, dimension)``; a graph's recall is recorded.
 
-        It is measured, and printed, by `fedlight.datamodules.vectors.recall`.
+        It is measured, and printed, by `reach_recall`.
         """
         if index.kind == "exact":
             return index

@@ -12,7 +12,7 @@ from fedlight.augmentation import DirectRetrieval, FedDCA, FedDCAStar, RandomSam
 from fedlight.augmentation.overlap import overlap, retrieval_overlap
 from fedlight.augmentation.retrieval import compute_centers
 from fedlight.datamodules.rows.fields import instruction_text
-from fedlight.datamodules.vectors import Encoder, HashedEncoder, recall, vector_index
+from fedlight.datamodules.vectors import Encoder, HashedEncoder, vector_index
 from fedlight.modules import ProjectorModule
 
 TOPICS = ("bread flour oven yeast", "court law judge trial", "goal ball team match", "planet star orbit moon")
@@ -191,7 +191,7 @@ def test_the_recall_of_a_graph_is_raised_printed_and_recorded(name, poor_graph, 
     assert tried["recall"] < 0.99
     assert rows_of(missed) != rows_of(right)
     for price, searched in ((0, "hnsw"), (1000, "exact")):  # of a further ef
-        monkeypatch.setattr(recall, "ROWS_PER_CANDIDATE", price)
+        monkeypatch.setattr(vector_index, "ROWS_PER_CANDIDATE", price)
         raised = augmentations(index="hnsw", index_recall=1.0)[name]
         with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
             caplog.clear()
@@ -206,8 +206,8 @@ def test_the_recall_of_a_graph_is_raised_printed_and_recorded(name, poor_graph, 
 
 
 def test_one_of_several_processes_measures_the_recall_for_all(poor_graph, monkeypatch):
-    monkeypatch.setattr(recall, "ROWS_PER_CANDIDATE", 0)
-    calls, reach = [], recall.reach_recall
+    monkeypatch.setattr(vector_index, "ROWS_PER_CANDIDATE", 0)
+    calls, reach = [], vector_index.reach_recall
     monkeypatch.setattr(retrieval, "reach_recall", lambda *given: calls.append(1) or reach(*given))
     alone = FedDCA(ENCODER, 12, 6, index="hnsw")
     added = alone.augment(CLIENTS, PUBLIC, 0)

@@ -94,6 +94,7 @@ def figures(trial: "Trial") -> dict[str, float]:
     it is not known.
 
     Examples:
+        >>> from fedlight.devices.measure.trial import Trial
         >>> products, steps = {"fp32": 2e11, "bf16": 1e11}, {"fp32": 5e10, "bf16": 2e10}
         >>> figures(Trial("x", 1, 8 * GIB, 6 * GIB, 1024, products, steps, 1e9, None, ""))
         {'memory_gib': 8.0, 'memory_share': 0.75, 'tflops': 0.2, 'utilisation': 0.25}

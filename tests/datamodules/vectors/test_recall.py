@@ -1,10 +1,8 @@
 import numpy as np
 import pytest
 
-from fedlight.datamodules.vectors import recall as recall_file
 from fedlight.datamodules.vectors import vector_index as index_file
-from fedlight.datamodules.vectors.recall import in_words, query_recall, reach_recall
-from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex
+from fedlight.datamodules.vectors.vector_index import Hits, VectorIndex, in_words, query_recall, reach_recall
 
 ROWS, DIMENSION, NUMBER = 3000, 16, 20
 
@@ -56,7 +54,7 @@ def columns(found):
 
 @pytest.mark.parametrize("below", [None, 0.8])
 def test_ef_is_doubled_until_the_recall_is_reached(poor, vectors, queries, below, monkeypatch):
-    monkeypatch.setattr(recall_file, "ROWS_PER_CANDIDATE", 0)
+    monkeypatch.setattr(index_file, "ROWS_PER_CANDIDATE", 0)
     before = recalls(poor, vectors, queries, NUMBER, below)
     assert before.mean() < 0.9  # otherwise the test says nothing
     found = reach_recall(poor, queries, NUMBER, below, target=0.99, seed=0)
@@ -73,7 +71,7 @@ def test_ef_is_doubled_until_the_recall_is_reached(poor, vectors, queries, below
 
 
 def test_exact_search_replaces_a_graph_that_costs_more(poor, vectors, queries, monkeypatch):
-    monkeypatch.setattr(recall_file, "ROWS_PER_CANDIDATE", 20)  # 2 * 40 * 20 < 3000 <= 2 * 80 * 20
+    monkeypatch.setattr(index_file, "ROWS_PER_CANDIDATE", 20)  # 2 * 40 * 20 < 3000 <= 2 * 80 * 20
     found = reach_recall(poor, queries, NUMBER, None, target=1.0, seed=0)
     assert found["searched"] == "exact"
     assert columns(found)[0] == [20, 40, 80]
@@ -83,7 +81,7 @@ def test_exact_search_replaces_a_graph_that_costs_more(poor, vectors, queries, m
 
 
 def test_a_sample_is_measured_and_drawn_by_the_seed(poor, vectors, queries, monkeypatch):
-    monkeypatch.setattr(recall_file, "SAMPLE", 7)
+    monkeypatch.setattr(index_file, "SAMPLE", 7)
     one, again, other = (reach_recall(poor, queries, NUMBER, None, 0.0, seed) for seed in (0, 0, 1))
     assert one == again != other
     assert one["queries"] == 7
@@ -94,7 +92,7 @@ def test_a_sample_is_measured_and_drawn_by_the_seed(poor, vectors, queries, monk
 
 
 def test_a_repeated_measurement_starts_at_the_least_effort(poor, queries, monkeypatch):
-    monkeypatch.setattr(recall_file, "ROWS_PER_CANDIDATE", 0)
+    monkeypatch.setattr(index_file, "ROWS_PER_CANDIDATE", 0)
     one = reach_recall(poor, queries, NUMBER, None, 0.99, seed=0)
     assert len(one["tried"]) > 1
     assert reach_recall(poor, queries, NUMBER, None, 0.99, seed=0) == one
