@@ -156,7 +156,7 @@ def client_losses(module: L.LightningModule, data: object, on: LossesOn = "val")
     assert isinstance(module, LossPerExample)
 
     def measure(batch: Any) -> Tensor:
-        return module.example_losses(ready(module, batch)).double().cpu()
+        return module.example_losses(ready(module, batch)).cpu().double()
 
     passes: list[tuple[Iterable[Any], Mapping[str, np.ndarray]]] = []
     if on == "own":

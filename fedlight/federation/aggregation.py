@@ -92,7 +92,7 @@ class KeepsUpdates(Checked, Aggregation):
         for client, movement in self.partial()["updates"]:
             layout = tuple((name, tuple(movement[name].shape)) for name in sorted(movement))
             for part in [layout] if self.whole else [(tensor,) for tensor in layout]:
-                flat = [movement[name].detach().double().cpu().reshape(-1) for name, _ in part]
+                flat = [movement[name].detach().cpu().double().reshape(-1) for name, _ in part]
                 rows[part].append((client, flat[0] if len(flat) == 1 else cat(flat)))  # of one tensor no copy
         known = {digest_of(layout): layout for layout in rows}
         if team is not None:

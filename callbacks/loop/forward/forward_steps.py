@@ -138,8 +138,7 @@ class ForwardSteps:
         """Return the result of the last pass, with the mean loss of all; None if the module leaves the batch out."""
         at = [{name: p.clone() for name, p in client.parts.items()} for client in self.clients]
         size, number = self.settings.eps, self.settings.perturbations
-        slopes: list[Tensor] = []
-        means: list[Tensor] = []
+        pairs: list[Tensor] = []
         result: Any = None
         try:
             for k in range(number):
@@ -157,14 +156,15 @@ class ForwardSteps:
                     losses.append(_losses(result))
                     if not is_last:
                         result = None  # frees its memory before the next pass
-                slopes.append((losses[0].double() - losses[1].double()) / (2 * size))  # central difference
-                means += losses
+                pairs.append(torch.stack(losses))
         finally:
             for client, before in zip(self.clients, at, strict=True):
                 for name, part in client.parts.items():
                     part.copy_(before[name])  # minus eps * z would not give the same bits
-        self._slopes.append(torch.stack(slopes).cpu())
-        each = torch.stack(means).mean(dim=0)  # [clients]
+        both = torch.stack(pairs)  # [perturbations, 2, clients]
+        ahead, behind = both.cpu().double().unbind(1)  # on the CPU, as MPS has no fp64
+        self._slopes.append((ahead - behind) / (2 * size))  # central difference
+        each = both.flatten(0, 1).mean(dim=0)  # [clients]
         loss = each.sum().requires_grad_()  # a leaf
         return {**result, "loss": loss, CLIENT_LOSSES: each} if isinstance(result, Mapping) else loss
 

@@ -131,7 +131,8 @@ def _moved(parameters: Mapping[str, Tensor], seed: int) -> State:
 
 
 def _alike(some: Tensor, others: Tensor, relative: float, absolute: float) -> bool:
-    return torch.allclose(some.double(), others.double(), rtol=relative, atol=absolute, equal_nan=True)
+    some, others = some.cpu().double(), others.cpu().double()  # MPS has no fp64
+    return torch.allclose(some, others, rtol=relative, atol=absolute, equal_nan=True)
 
 
 def check_shape(name: str, losses: Tensor, counts: Sequence[int]) -> None:

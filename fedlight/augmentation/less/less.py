@@ -155,7 +155,7 @@ def _compute(
     """Return the scores of these candidates, ``(candidates, targets)`` fp64; several processes share the batches."""
 
     def score(batch: np.ndarray) -> Tensor:
-        return influence(features.compute(candidates, batch, moments), means).double().cpu()
+        return influence(features.compute(candidates, batch, moments), means).cpu().double()
 
     return torch.cat(for_each(score, features.batches(indices)))
 
