@@ -88,7 +88,7 @@ class FeatureSelectorModule(OptimizedModule):
         self.save_plain(optimizer=made_of(Optimization, optimizer))
         self.heads = nn.ModuleDict()
         for index, name in enumerate(name_adapters(num_adapters)):
-            with own_stream(derive_seed(seed, "head", index), torch.device("cpu")):
+            with own_stream(derive_seed(seed, "head", index)):
                 self.heads[name] = Head(dimension, hidden)
         self.active = self.adapter_names[0]
         self.accuracy = stage_accuracies()

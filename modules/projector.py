@@ -78,7 +78,7 @@ class ProjectorModule(OptimizedModule):
         check_range("lr", lr, 0, float("inf"), above_low=True)
         self.save_hyperparameters()
         self.save_plain(optimizer=made_of(Optimization, optimizer))
-        with own_stream(derive_seed(seed, "projector"), torch.device("cpu")):
+        with own_stream(derive_seed(seed, "projector")):
             self.layers = nn.Sequential(
                 nn.Linear(small_dimension, hidden), nn.ReLU(), nn.Linear(hidden, large_dimension)
             )

@@ -10,7 +10,6 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -41,23 +40,19 @@ def seed_streams(seed: int) -> None:
 
 
 @contextmanager
-def own_stream(seed: int, device: Any) -> Iterator[None]:
-    """Run the body on a torch stream with this seed, in [0, 2**64), on CPU and device; then restore the global stream.
+def own_stream(seed: int) -> Iterator[None]:
+    """Run the body on a torch stream of the CPU with this seed, in [0, 2**64); then restore the global stream.
 
     Examples:
         >>> import torch
-        >>> with own_stream(7, torch.device("cpu")):
+        >>> with own_stream(7):
         ...     first = torch.rand(2)
-        >>> with own_stream(7, torch.device("cpu")):
+        >>> with own_stream(7):
         ...     torch.equal(first, torch.rand(2))
         True
     """
     import torch
 
-    on_cuda = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if on_cuda else []):
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed other devices, too
-        if on_cuda:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
         yield

@@ -101,7 +101,7 @@ def create_adapters(
 
     # Drawn on the CPU, and so alike on every device; PEFT moves them to the layers.
     device = torch.device("meta" if network.device.type == "meta" else "cpu")
-    with _filter_peft_warnings(), own_stream(seed, device), device:
+    with _filter_peft_warnings(), own_stream(seed), device:
         try:
             network = get_peft_model(network, config, adapter_name=names[0])
         except ValueError as error:

@@ -84,7 +84,7 @@ def load_base(
         shorten_load_errors(model),
         hub_asked_once(where),
         silence_transformers(),
-        own_stream(seed, device),
+        own_stream(seed),
     ):
         network, report = loader.from_pretrained(
             where,
@@ -104,7 +104,7 @@ def load_base(
             f"base={base!r} quantizes nn.Linear layers, and {config.model_type} has none: set base to 'plain'"
         )
     new = sorted(report["missing_keys"])
-    if new and device.type == "cuda":
+    if new and device.type not in ("cpu", "meta"):
         _draw_on_cpu(network, new, seed)
     if num_labels is None and new:  # a classifier's head may be new
         raise ValueError(f"model={model!r} lacks weights of a causal language model: {', '.join(new[:3])}")
@@ -114,7 +114,7 @@ def load_base(
 @torch.no_grad()
 def _draw_on_cpu(network: Any, names: list[str], seed: int) -> None:
     """Replace new weights by those that a machine without a GPU draws."""
-    with own_stream(seed, torch.device("cpu")), torch.device("cpu"):
+    with own_stream(seed), torch.device("cpu"):
         for owner, part in network.named_modules():
             new = [key for key, _ in part.named_parameters(owner, recurse=False) if key in names]
             if new:

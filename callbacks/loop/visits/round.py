@@ -425,5 +425,5 @@ class OpenRound:
 
 def wait_for(device: torch.device) -> None:
     """Wait until a device has done all its work: a call returns before a GPU has computed its result."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
