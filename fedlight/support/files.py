@@ -188,7 +188,8 @@ def sync(path: Path) -> None:
     """Sync a file, or the names in a folder, to the disk."""
     if path.is_dir() and os.name != "posix":  # elsewhere a folder cannot be opened
         return
-    handle = os.open(path, os.O_RDONLY)
+    # Windows syncs only what is open for writing.
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(handle)
     except OSError as error:
