@@ -66,7 +66,11 @@ def load(name: str, overrides: list[str] | None = None, twin: bool = False) -> R
     small = recipe.pop("twin", None)
     if twin:
         if small is None:
-            having = sorted(f.stem for f in conf_path("recipes").glob("*.yaml") if "\ntwin:" in f.read_text())
+            having = sorted(
+                f.stem
+                for f in conf_path("recipes").glob("*.yaml")
+                if "\ntwin:" in f.read_text(encoding="utf-8")
+            )
             raise ValueError(
                 f"the recipe {name} has no twin; {', '.join(having)} have one, and those that extend them"
             )

@@ -74,7 +74,7 @@ class Stage:
         self.command = commands[0]
         self.target: str = spec[self.command]
         self.arguments: dict[str, Any] = spec.get("with") or {}
-        self._parsed: dict[str, Any] = {}  # text of a config -> its parsed settings
+        self._parsed: dict[bytes, Any] = {}  # bytes of a config -> its parsed settings
         if self.command == "call":
             self.function = _function(name, self.target)
         elif not _is_config(self.target):
@@ -256,7 +256,7 @@ class Stage:
             file = self.write_config(Path(folder))
             arguments = [self.command, f"--config={file}"]
             try:
-                parsed = self._parsed[file.read_text()] = ReadSettings(arguments).config
+                parsed = self._parsed[file.read_bytes()] = ReadSettings(arguments).config
                 if not self._can_be_made(arguments, parsed):
                     others = parsed.clone()
                     others[self.command].trainer.callbacks = None
@@ -293,7 +293,7 @@ class Stage:
             file = self.write_config(self.folder, checkpoint, followers.number)
             shared = followers.running(self.command, file)
         with shared:
-            parsed = self._parsed.get(file.read_text())  # unless it has changed since it was checked
+            parsed = self._parsed.get(file.read_bytes())  # unless it has changed since it was checked
             cli = lightning_cli([self.command, f"--config={file}"], parsed=parsed)
         metrics = cli.trainer.callback_metrics
         return {"metrics": {key: float(value) for key, value in metrics.items()}}  # tensors are no JSON
