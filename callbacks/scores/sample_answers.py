@@ -112,8 +112,9 @@ def choose(data: Any, number: int) -> list[Sample]:
         start = next(place for place in reversed(taught) if place == 0 or labels[place - 1] == -100)
         prompt, response = ids[:start], ids[start : taught[-1] + 1]
         text = data.tokenizer.decode(prompt)
-        if (opening := openings(data.tokenizer, [text])[0]) and prompt[:1] == opening:
-            text = data.tokenizer.decode(prompt[1:])  # encoding puts the opening token before it again
+        [opening] = openings(data.tokenizer, [text])
+        if prompt[: len(opening)] == opening:
+            text = data.tokenizer.decode(prompt[len(opening) :])  # encoding puts them before it again
         reference = data.tokenizer.decode(response, skip_special_tokens=True).strip()
         samples.setdefault(text, Sample(text, reference, len(response)))
     return [*samples.values()]

@@ -10,6 +10,7 @@ log-probabilities decides. Of several selectors (FedBiscuit, https://arxiv.org/a
 
 import json
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class Selectors:
         settings = json.loads((Path(folder) / SETTINGS).read_text(encoding="utf-8"))
         self.template, self.choices = settings["template"], settings["choices"]
         self.prior, self.temperature = settings["prior"], settings["temperature"]
-        self.is_chat = settings["is_chat"]  # then the template holds its first token, if there is one
+        self.is_chat = settings["is_chat"]  # then the template holds its first tokens, if there are any
         self.max_tokens = settings["max_tokens"]
         self.names = settings["adapters"]
         self.tokenizer = AutoTokenizer.from_pretrained(base or folder)
@@ -67,9 +68,9 @@ class Selectors:
         text = self.template.format(**fields, response_a=a.strip(), response_b=b.strip())
         texts = [f"{text} {choice}" for choice in self.choices]
         rows = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        opening = self.tokenizer("x")["input_ids"][:1]
-        opens = opening == [self.tokenizer.bos_token_id] and not self.is_chat
-        ids = (opening if opens else []) + rows[0][:-1]  # all but the choice, which is one token
+        plain = self.tokenizer("x", add_special_tokens=False)["input_ids"]
+        opening = takewhile(lambda token: token not in plain, self.tokenizer("x")["input_ids"])
+        ids = [*(() if self.is_chat else opening), *rows[0][:-1]]  # all but the choice, which is one token
         if len(ids) > self.max_tokens:
             raise ValueError(
                 f"{len(ids)} tokens; the selectors were trained on at most {self.max_tokens}: shorten it"

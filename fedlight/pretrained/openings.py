@@ -1,11 +1,12 @@
 """The first tokens of a text, and conversations in the tokenizer's chat template.
 
-A text is encoded with the special tokens that it holds and no others. If the tokenizer opens every text with a token, that
-token goes before it. A text of the chat template is complete, as in ``apply_chat_template(tokenize=True)``: it holds that
-token or does without.
+A text is encoded with the special tokens that it holds and no others. If the tokenizer opens every text with a token, or
+several as GLM's, these go before it. A text of the chat template is complete, as in ``apply_chat_template(tokenize=True)``:
+it holds them or does without.
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 ASKED, SYSTEM = "fedlight asks", "fedlight decrees"
@@ -15,13 +16,13 @@ DAY = "26 Jul 2024"
 
 
 def opening_ids(tokenizer: Any) -> list[int]:
-    """Return the token that the tokenizer puts before every text: one id or none."""
-    first: list[int] = tokenizer("x", return_attention_mask=False)["input_ids"][:1]
-    return first if tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id] else []
+    """Return the tokens that the tokenizer puts before every text; they need not be its ``bos_token``."""
+    plain = tokenizer("x", add_special_tokens=False)["input_ids"]
+    return [*takewhile(lambda token: token not in plain, tokenizer("x")["input_ids"])]
 
 
 def openings(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids before each text: the opening token, none where the text is one of the chat template."""
+    """Return the token ids before each text: the opening tokens, none where the text is one of the chat template."""
     opening = opening_ids(tokenizer)  # these texts have their opening
     starts = chat_starts(tokenizer) if opening else ()
     return [[] if starts and text.startswith(starts) else opening for text in texts]
