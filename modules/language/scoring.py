@@ -43,7 +43,7 @@ def log_likelihoods(
     prompt in one row where that saves time.
 
     Raises:
-        ValueError: a continuation is empty, or a text does not fit into the model.
+        ValueError: a continuation is empty, a text does not fit into the model, or nothing stands for an empty prompt.
     """
     pairs = [(prompt, text) for prompt, texts in zip(prompts, continuations, strict=True) for text in texts]
     each = iter(score(causal_lm, encode_continuations(tokenizer, pairs), batch_size, shared_prefix))
@@ -186,8 +186,13 @@ def encode_continuations(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> li
 
 def _first_id(tokenizer: Any) -> int:
     """Return the token that stands for an empty text: the opening token, or the end token of an earlier text."""
-    ids = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return int(next(token for token in ids if token is not None))
+    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    raise ValueError(
+        f"nothing is before a text without a prompt: tokenizer {tokenizer.name_or_path!r} has neither bos_token nor "
+        "eos_token; set one in its tokenizer_config.json"
+    )
 
 
 def _check_lengths(causal_lm: Any, texts: Sequence[Scored]) -> None:

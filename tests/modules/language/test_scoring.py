@@ -131,6 +131,8 @@ def test_what_begins_with_a_blank_has_the_same_tokens_without_a_prompt():
     own = [ids[letter] for letter in ("\u2581", "Y", "e", "s")]
     assert behind.ids[behind.start :] == alone.ids[alone.start :] == bare.ids[bare.start :] == own
     assert alone == bare == ([ids["<s>"], *own], 1)
+    with pytest.raises(ValueError, match="neither bos_token nor eos_token"):
+        encode_continuations(PreTrainedTokenizerFast(tokenizer_object=letters), [("", "Yes")])
 
 
 @pytest.mark.skipif(
