@@ -1,4 +1,4 @@
-"""Checks that the data fit a module: the entries of its batches, and texts within the model's positions.
+"""Checks that the data fit a module: the entries of its batches, and texts within the model's tokens and positions.
 
 A table of learned positions (GPT-2, OPT, BERT, RoBERTa) ends: a longer text raises an IndexError in the middle of training,
 so a setting that allows one is refused. Computed positions (rotary, relative, ALiBi) have no end, but the model was not
@@ -79,7 +79,7 @@ def check_max_tokens(config: Any, model: str, data: object) -> None:
 
 def describe_overlong(config: Any, batch: Mapping[str, Any]) -> str | None:
     """Return a warning for a batch with a text longer than the model's positions, None for other batches."""
-    limit, longest = count_positions(config), max(_widths(batch), default=0)
+    limit, longest = count_positions(config), max((ids.shape[1] for ids in _texts(batch)), default=0)
     if limit is None or longest <= limit:
         return None
     return (
@@ -88,9 +88,20 @@ def describe_overlong(config: Any, batch: Mapping[str, Any]) -> str | None:
     )
 
 
-def _widths(batch: Mapping[str, Any]) -> Iterator[int]:
-    for name, value in batch.items():
+def check_tokens(config: Any, batch: Any) -> None:
+    """Raise ValueError for a batch with a token that the model's embedding does not have."""
+    words = config.get_text_config().vocab_size
+    if (largest := max((int(ids.max()) for ids in _texts(batch)), default=0)) >= words:
+        raise ValueError(
+            f"a text has token {largest}, and the model has {words}, counted from 0: set data.tokenizer to the tokenizer of "
+            "the model, or leave what was added to it out of the texts"
+        )
+
+
+def _texts(batch: Any) -> Iterator[Tensor]:
+    """Yield token ids, ``(batch, tokens)``."""
+    for name, value in batch.items() if isinstance(batch, Mapping) else ():
         if isinstance(value, Mapping):
-            yield from _widths(value)  # the sides of a pair
+            yield from _texts(value)  # the sides of a pair
         elif name == "input_ids" and isinstance(value, Tensor):
-            yield value.shape[1]
+            yield value
