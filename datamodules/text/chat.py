@@ -105,9 +105,20 @@ class Chat:
         return _render(self.tokenizer, turns)
 
     def check(self, text: str, turns: Sequence[Mapping[str, str]], answer: str) -> None:
-        """Raise ValueError unless a text is these turns with this answer: a template may depend on their contents."""
+        """Raise ValueError unless a text is these turns with this answer: a template may depend on their contents.
+
+        Warn of a turn that the template leaves out.
+        """
         if text != _render(self.tokenizer, [*turns, _turn("assistant", answer)], ask=False):
             raise ValueError(self._rewritten(answer))
+        asked = [turn for turn in turns if turn["role"] != "assistant"]  # thoughts of earlier answers may go
+        for role in {turn["role"] for turn in asked if turn["content"].strip() not in text}:
+            from lightning.pytorch.utilities import rank_zero_warn  # here: reports read templates without it
+
+            rank_zero_warn(
+                f"the chat template of tokenizer {self.tokenizer.name_or_path!r} does not show some texts of the role "
+                f"{role!r} as they are, so nothing is learned from these: set the template to a text of your own"
+            )
 
     def earlier_answers(self, turns: Sequence[Mapping[str, str]], answer: str) -> list[Span]:
         """Return the characters that are taught of earlier answers in a conversation that ends with ``answer``.

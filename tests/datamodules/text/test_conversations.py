@@ -71,6 +71,12 @@ def test_other_names_of_roles_are_the_same_conversation(chatty):
     assert data_of([{"messages": turns}], chatty).client_rows == data_of([talk(1)], chatty).client_rows
 
 
+def test_a_template_that_leaves_a_turn_out_is_warned_of(tmp_path):
+    make_tokenizer(HABITS["blank first, bos in every exchange"]).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="does not show some texts of the role 'system'"):
+        data_of([talk(1)], str(tmp_path))
+
+
 def test_what_follows_the_last_answer_is_left_out_and_rows_without_an_answer_are_counted(chatty, caplog):
     unanswered = {"messages": [turn("user", "Three?")]}
     asked = [turn("user", "Four?"), turn("assistant", ""), turn("user", "?")]
