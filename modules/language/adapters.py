@@ -5,6 +5,7 @@ E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, h
 """
 
 import copy
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,13 +127,14 @@ def create_adapters(
 def _bypassed_layers(network: Any) -> list[str]:
     """Return the linear layers that cannot use an adapter.
 
-    Other code reads the weights of routers and of some projections of Mamba; text does not pass the tower for images.
+    Other code reads the weights of routers and of some projections of Mamba; layers of groups (DeepSeek V4) have another
+    product; text does not pass the tower for images.
     """
     modules = dict(network.named_modules())
     mambas = [name for name, part in modules.items() if hasattr(part, "A_log") and hasattr(part, "D")]
     bypassed = [f"{name}.{layer}" for name in mambas for layer in ("dt_proj", "out_proj")]
     linear = {name: part for name, part in modules.items() if isinstance(part, nn.Linear)}
-    bypassed += [name for name, part in linear.items() if "Router" in type(part).__name__]
+    bypassed += [name for name, part in linear.items() if re.search("Router|Grouped", type(part).__name__)]
     if network.config.get_text_config() is not network.config:
         reached = {*network.get_decoder().modules()}
         bypassed += [name for name, part in linear.items() if part not in reached]

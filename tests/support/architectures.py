@@ -44,6 +44,11 @@ CONFIGS = {
         **{**GATED, **LATENT, "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4},
         **{"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     ),
+    "deepseek_v4": lambda: transformers.DeepseekV4Config(
+        **{**GATED, "head_dim": 8, "q_lora_rank": 16, "o_lora_rank": 8, "o_groups": 2, "index_n_heads": 2},
+        **{"index_head_dim": 8, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2},
+        layer_types=["heavily_compressed_attention"] * 2,
+    ),
     "llama4": lambda: transformers.Llama4TextConfig(
         **{
             **GATED,
