@@ -9,6 +9,7 @@ from transformers import (
     AutoTokenizer,
     DbrxConfig,
     FalconConfig,
+    Gemma3nTextConfig,
     MixtralConfig,
 )
 from tuned import tuned
@@ -21,7 +22,18 @@ from fedlight.modules.functional import IGNORED
 from fedlight.modules.language.adapters import Lora, trained_parameters
 from fedlight.stacking import StackedAdapters
 
-KINDS = ("gpt2", "gemma2", "opt", "mamba", "falcon_h1", "qwen3_next", "qwen2_moe", "deepseek_v3", "llama4")
+KINDS = (
+    "gpt2",
+    "gemma2",
+    "opt",
+    "mamba",
+    "falcon_h1",
+    "qwen3_next",
+    "qwen2_moe",
+    "deepseek_v3",
+    "deepseek_v4",
+    "llama4",
+)
 FUSED = ("qwen3_next", "deepseek_v3")  # adapters of experts, which are not stacked
 PROMPTS = ["the cat sat on the mat. it was a nice mat", "a dog", "day after day"]
 PLAIN = Lora(rank=4, dropout=0.0)
@@ -133,6 +145,13 @@ def test_what_cannot_be_computed_for_an_architecture_is_refused(llama, tmp_path)
     folder = save(CONFIGS["mamba"](), llama, tmp_path / "mamba")
     with pytest.raises(ValueError, match=r"mamba does not compute \(.*\): set base to 'plain'"):
         SFTModule(folder, base="nf4", dtype="fp32").configure_model()
+    sizes = {"head_dim": 8, "laurel_rank": 4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0}
+    config = Gemma3nTextConfig(
+        **GATED, **sizes, vocab_size_per_layer_input=320, activation_sparsity_pattern=[0.0] * 2
+    )
+    folder = save(config, llama, tmp_path / "gemma3n")
+    with pytest.raises(ValueError, match=r"gemma3n_text does not compute \(.*\): set base to 'plain'"):
+        SFTModule(folder, base="nf4", dtype="fp32").configure_model()
     experts = {"ffn_hidden_size": 16, "moe_num_experts": 2, "moe_top_k": 1}
     dbrx = DbrxConfig(
         **{"vocab_size": 320, "d_model": 32, "n_layers": 1, "n_heads": 4, "max_seq_len": 256},
@@ -144,7 +163,8 @@ def test_what_cannot_be_computed_for_an_architecture_is_refused(llama, tmp_path)
     mixtral = MixtralConfig(**{**GATED, "num_hidden_layers": 1}, num_local_experts=2)
     module = SFTModule(save(mixtral, llama, tmp_path / "mixtral"), dtype="fp32", lora=PLAIN)
     module.configure_model()
-    with pytest.raises(ValueError, match=r"sees no input of .*: leave it out"):
-        example_gradients(module, make_batch(make_rows()))
+    for way, match in (("layers", "sees no input of .*: leave it out"), ("func", "does not go through")):
+        with pytest.raises(ValueError, match=match):
+            example_gradients(module, make_batch(make_rows()), way)
     with pytest.raises(ValueError, match=r"lora_dropout != 0.; set lora.dropout to 0"):
         SFTModule(module.options.model, dtype="fp32").configure_model()
