@@ -26,6 +26,7 @@ from fedlight.modules.language.adapters import trained_parameters
 from fedlight.modules.language.readout import head_logits, hidden_states
 from fedlight.modules.sft import SFTModule
 from fedlight.support.checks import Settings, check_choice, refuse_below
+from fedlight.support.words import first_line
 
 Gradients = dict[str, Tensor]
 """Name of a trained weight -> ``(batch, *shape of the weight)``, fp32."""
@@ -96,7 +97,15 @@ def _by_func(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
 
     batched = vmap(grad(loss), in_dims=(None, 0, 0, 0), randomness="different")
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no rule for vmap
-        gradients = batched(weights, batch["input_ids"], places, targets.gather(1, places))
+        try:
+            gradients = batched(weights, batch["input_ids"], places, targets.gather(1, places))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # as in layers of experts, which count their tokens
+            raise ValueError(
+                f"gradients='func' does not go through this model ({first_line(error)}): set gradients to 'layers', and "
+                "lora.targets to layers that see whole sequences"
+            ) from error
     return {name.removeprefix("module."): gradient for name, gradient in gradients.items()}
 
 
@@ -166,6 +175,7 @@ def _make_hook(
             # A layer may compute more than once in a forward pass.
             gradients[name] = gradients[name] + gradient if name in gradients else gradient
 
-        output.register_hook(add)
+        if output.requires_grad:  # HRM computes its first passes without gradients
+            output.register_hook(add)
 
     return keep
