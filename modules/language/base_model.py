@@ -70,7 +70,8 @@ def load_base(
 
     Raises:
         OSError: the model does not exist, or the hub cannot be reached.
-        ValueError: the folder lacks weights other than those of a classification head, or has no layer to quantize.
+        ValueError: the folder lacks weights other than those of a classification head, has weights of other sizes than its
+            config, or has no layer to quantize.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -91,9 +92,16 @@ def load_base(
             config=config,
             dtype=number_type,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
             trust_remote_code=trust_remote_code,
             **_quantization_options(base, number_type, device, num_labels is not None),
+        )
+    if unlike := report["mismatched_keys"]:
+        name, saved, here = min(unlike)
+        raise ValueError(
+            f"model={model!r}: {name} is {tuple(saved)} in its files, and {tuple(here)} is needed: use a folder whose "
+            "config.json and weights are of one save_pretrained, or another model"
         )
     if base == "nf4":
         _disable_cpu_packing(network)

@@ -140,19 +140,18 @@ def check_readout(causal_lm: Any, model: str) -> None:
     with torch.no_grad():
         try:
             expected = causal_lm(input_ids=ids, attention_mask=mask, use_cache=False).logits[:2].float()
-            if (
-                loaded_bits(causal_lm) < 16
-            ):  # in training Gemma 3n writes to weights, which fails for rounded ones
+            if loaded_bits(causal_lm) < 16:
+                # In training Gemma 3n writes to weights, which fails for rounded ones.
                 causal_lm.train()(input_ids=ids, attention_mask=mask, use_cache=False)
                 causal_lm.eval()
+            hidden = hidden_states(causal_lm, ids, mask)
+            logits = head_logits(causal_lm, hidden)[:2]
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # code that reads quantized weights, or kernels of bitsandbytes
             raise ValueError(
                 f"model={model!r}: {kind} does not compute ({first_line(error)}): set base to 'plain', or use another model"
             ) from error
-        hidden = hidden_states(causal_lm, ids, mask)
-        logits = head_logits(causal_lm, hidden)[:2]
     slack = max(1e-3, 2 * torch.finfo(hidden.dtype).eps)  # of rounding to 16 bits
     if not torch.allclose(logits, expected, rtol=slack, atol=slack * float(expected.abs().max())):
         fault = "computes its logits in an unknown way"

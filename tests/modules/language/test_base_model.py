@@ -42,6 +42,11 @@ def test_a_name_that_the_hub_does_not_know(monkeypatch):
 def test_damaged_and_missing_weights(llama, tmp_path):
     folder = Path(shutil.copytree(llama, tmp_path / "damaged"))
     config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 7}))
+    with pytest.raises(
+        ValueError, match=r"down_proj.weight is \(.*\) in its files, and \(.*, 7\) is needed: use"
+    ):
+        ready(SFTModule(str(folder)))
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(ValueError, match=r"lacks weights.*layers\.2"):
         ready(SFTModule(str(folder)))
