@@ -152,10 +152,12 @@ def read_config(model: str, trust_remote_code: bool = False, num_labels: int | N
     if num_labels is not None:
         # The cache is for generating text; with gradient checkpointing transformers warns of it.
         config.use_cache = False
-    for name, value in vars(config).items():
-        if "drop" in name and isinstance(value, float):
-            # In BERT, where rates are 0.1, a training step takes a quarter less time.
-            setattr(config, name, 0.0)
+    inner = [value for value in vars(config).values() if hasattr(value, "to_dict")]  # as of the text in Emu3
+    for part in (config, *inner):
+        for name, value in vars(part).items():
+            if "drop" in name and isinstance(value, float):
+                # In BERT, where rates are 0.1, a training step takes a quarter less time.
+                setattr(part, name, 0.0)
     return config
 
 

@@ -8,6 +8,7 @@ import torch
 from adapted import ready
 from hub_stub import hub_stub
 from huggingface_hub.utils import close_session
+from transformers import DbrxConfig
 
 from fedlight.modules.language import base_model, checkpoints
 from fedlight.modules.language.adapters import Lora
@@ -62,12 +63,15 @@ def test_a_misspelt_lora_target(llama):
         ready(SFTModule(llama, lora=Lora(targets=["q_proj", "v_prj"])))
 
 
-def test_the_base_has_no_dropout(bert):
+def test_the_base_has_no_dropout(bert, tmp_path):
     network, new = base_model.load_base(
         bert, base="plain", dtype="fp32", trust_remote_code=False, num_labels=2
     )
     assert {part.p for part in network.modules() if isinstance(part, torch.nn.Dropout)} == {0.0}
     assert new == ["classifier.bias", "classifier.weight"]
+    DbrxConfig(attn_config={"attn_pdrop": 0.5}, resid_pdrop=0.5).save_pretrained(tmp_path)
+    config = base_model.read_config(str(tmp_path))
+    assert (config.attn_config.attn_pdrop, config.resid_pdrop) == (0.0, 0.0)
 
 
 def test_fingerprint_is_of_the_values(llama, other_llama):
