@@ -98,7 +98,10 @@ def create_adapters(
     saved = [name for name in sorted(whole) if not {"classifier", "score"} & set(name.split("."))]
     config = LoraConfig(**{**lora, "task_type": TaskType(lora["task_type"])}, modules_to_save=saved)
     if targets == "all-linear":
-        config.exclude_modules = _bypassed_layers(network) or None
+        # PEFT trains each layer of a classifier whose name ends so as a whole, as pre_classifier of DistilBERT.
+        heads = ("classifier", "score") if config.task_type == TaskType.SEQ_CLS else ()
+        named = [name for name, _ in network.named_modules() if name.endswith(heads)]
+        config.exclude_modules = [*_bypassed_layers(network), *named] or None
 
     # Drawn on the CPU, and so alike on every device; PEFT moves them to the layers.
     device = torch.device("meta" if network.device.type == "meta" else "cpu")

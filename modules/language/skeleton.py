@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlight.devices.measure.number_type import DTYPES
+from fedlight.devices.quantization import HEADS
 from fedlight.devices.shape import BatchShape
 from fedlight.modules.functional import IGNORED
 from fedlight.modules.language import adapters, base_model
@@ -69,6 +70,8 @@ def _add_adapters(network: Any, module: Any) -> Any:
     if config is None:
         names = name_adapters(module.options.num_adapters)
         lora = adapters.get_lora_settings(module.options, module.task)
+        heads = [f"{head}.weight" for head in HEADS]  # DeBERTa has none before it is tuned
+        new_weights = [name for name, _ in network.named_parameters() if name in heads]
     else:
         names, targets = module.adapter_names, config.target_modules
         new_weights = [f"{name}.weight" for name in config.modules_to_save or ()]

@@ -54,14 +54,26 @@ def make_llama(folder: Path, seed: int, **changes) -> str:
     return str(folder)
 
 
+ENCODER = {
+    **{"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "pad_token_id": 0},
+}
+
+
 def make_bert(folder: Path, with_pooler: bool = True) -> str:
     from transformers import BertConfig, BertModel
 
-    config = BertConfig(
-        vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
-    )
     torch.manual_seed(3)
-    BertModel(config, add_pooling_layer=with_pooler).save_pretrained(folder)
+    BertModel(BertConfig(**ENCODER), add_pooling_layer=with_pooler).save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def make_encoder(folder: Path, kind: str) -> str:
+    from transformers import AutoConfig, AutoModel
+
+    torch.manual_seed(3)
+    AutoModel.from_config(AutoConfig.for_model(kind, **ENCODER)).save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     return str(folder)
 
@@ -89,6 +101,21 @@ def bert(tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def bert_without_pooler(tmp_path_factory) -> str:
     return make_bert(tmp_path_factory.mktemp("headless"), with_pooler=False)
+
+
+@pytest.fixture(scope="session")
+def distilbert(tmp_path_factory) -> str:
+    return make_encoder(tmp_path_factory.mktemp("distilbert"), "distilbert")
+
+
+@pytest.fixture(scope="session")
+def deberta(tmp_path_factory) -> str:
+    return make_encoder(tmp_path_factory.mktemp("deberta"), "deberta-v2")
+
+
+@pytest.fixture(scope="session")
+def fnet(tmp_path_factory) -> str:
+    return make_encoder(tmp_path_factory.mktemp("fnet"), "fnet")
 
 
 @pytest.fixture

@@ -29,8 +29,11 @@ KINDS = [
 ]
 
 
+HEADS = [(SelectorModule, encoder, {"head": "classifier"}) for encoder in ("distilbert", "deberta")]
+
+
 @pytest.mark.parametrize("was_loaded", [False, True])
-@pytest.mark.parametrize(("kind", "model", "settings"), KINDS)
+@pytest.mark.parametrize(("kind", "model", "settings"), [*KINDS, *HEADS])
 def test_a_skeleton_has_the_parameters_of_its_module(kind, model, settings, was_loaded, request):
     module = kind(request.getfixturevalue(model), **settings)
     if was_loaded:
