@@ -32,7 +32,7 @@ from fedlight.modules.language.data_checks import (
 )
 from fedlight.modules.language.generation import Request, complete, encode_prompts
 from fedlight.modules.language.optimizers import Optimization, OptimizedModule
-from fedlight.modules.language.readout import SharedPrefix, check_readout
+from fedlight.modules.language.readout import SharedPrefix, check_classifier, check_readout
 from fedlight.processes.work import once
 from fedlight.stacking.dropout import DropoutMasks
 from fedlight.stacking.stacked_adapters import StackedAdapters
@@ -166,6 +166,8 @@ class LanguageModule(ReadsModel, OptimizedModule):
         network, new = base_model.load_base(**options, dtype=dtype, num_labels=self.num_labels)
         if self.num_labels is None:
             check_readout(network, self.options.model)
+        elif not hasattr(network, "score"):  # a language model's head reads states before padding alone
+            check_classifier(network, self.options.model)
         return network, new
 
     # Cost of a step on a device: fedlight.devices.cost.Sketched and Checkpointed

@@ -164,8 +164,22 @@ def check_readout(causal_lm: Any, model: str) -> None:
     raise ValueError(f"model={model!r}: {kind} {fault}: use another model")
 
 
-def _differ(states: Tensor, others: Tensor) -> bool:
-    return float((states - others).float().norm()) > 0.01 * float(states.float().norm())
+def check_classifier(network: Any, model: str) -> None:
+    """Raise ValueError for an encoder whose results of texts with padding are far from those without."""
+    texts = torch.arange(5, 45, device=network.device).view(8, 5) % network.config.vocab_size
+    padded = functional.pad(texts, (0, 3), value=network.config.pad_token_id or 0)
+    mask = functional.pad(torch.ones_like(texts), (0, 3))
+    with torch.no_grad():
+        expected = network(input_ids=texts, attention_mask=torch.ones_like(texts)).logits
+        logits = network(input_ids=padded, attention_mask=mask).logits
+    if _differ(expected, logits, 0.1):  # above rounding to 16 bits
+        raise ValueError(
+            f"model={model!r}: {network.config.model_type} reads padding as text: use another model"
+        )
+
+
+def _differ(states: Tensor, others: Tensor, share: float = 0.01) -> bool:
+    return float((states - others).float().norm()) > share * float(states.float().norm())
 
 
 class SharedPrefix:

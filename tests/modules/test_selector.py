@@ -105,6 +105,11 @@ def test_a_classifier_has_the_layers_that_its_base_lacks(request, encoder):
     assert any("pooler.dense.modules_to_save" in name for name in names) == (encoder == "bert_without_pooler")
 
 
+def test_an_encoder_that_reads_padding_is_refused(fnet):
+    with pytest.raises(ValueError, match="fnet reads padding as text: use another model"):
+        ready(fnet, head="classifier")
+
+
 def test_a_decoder_can_have_a_classifier(llama, tmp_path):
     """Without a padding token in its config: then padding must not be read either."""
     network = AutoModelForCausalLM.from_pretrained(llama)
