@@ -80,6 +80,13 @@ REFUSED = {
         lambda: transformers.BertConfig(**{**SIZES, "bos_token_id": 2}, intermediate_size=64),
         "bert computes its logits in an unknown way",
     ),
+    "rembert": (
+        lambda: transformers.RemBertConfig(
+            **{**SIZES, "bos_token_id": 2},
+            **{"intermediate_size": 64, "input_embedding_size": 16, "output_embedding_size": 24},
+        ),
+        r"rembert does not compute \(mat1 and mat2",
+    ),
     "bart": (
         lambda: transformers.BartConfig(
             **{"vocab_size": 320, "d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 4},
