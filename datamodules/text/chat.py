@@ -111,8 +111,8 @@ class Chat:
         """
         if text != _render(self.tokenizer, [*turns, _turn("assistant", answer)], ask=False):
             raise ValueError(self._rewritten(answer))
-        asked = [turn for turn in turns if turn["role"] != "assistant"]  # thoughts of earlier answers may go
-        for role in {turn["role"] for turn in asked if turn["content"].strip() not in text}:
+        # Thoughts of earlier answers may be left out.
+        for role in {turn["role"] for turn in turns if turn["content"].strip() not in text} - {"assistant"}:
             from lightning.pytorch.utilities import rank_zero_warn  # here: reports read templates without it
 
             rank_zero_warn(

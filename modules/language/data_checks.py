@@ -77,9 +77,19 @@ def check_max_tokens(config: Any, model: str, data: object) -> None:
         )
 
 
-def describe_overlong(config: Any, batch: Mapping[str, Any]) -> str | None:
-    """Return a warning for a batch with a text longer than the model's positions, None for other batches."""
-    limit, longest = count_positions(config), max((ids.shape[1] for ids in _texts(batch)), default=0)
+def check_texts(config: Any, batch: Mapping[str, Any]) -> str | None:
+    """Return a warning for a batch with a text longer than the model's positions, None for other batches.
+
+    Raises ValueError for a token that the model's embedding does not have.
+    """
+    texts = [*_texts(batch)]
+    words = config.get_text_config().vocab_size
+    if (largest := max((int(ids.max()) for ids in texts), default=0)) >= words:
+        raise ValueError(
+            f"a text has token {largest}, and the model has {words}, counted from 0: set data.tokenizer to the tokenizer of "
+            "the model, or leave what was added to it out of the texts"
+        )
+    limit, longest = count_positions(config), max((ids.shape[1] for ids in texts), default=0)
     if limit is None or longest <= limit:
         return None
     return (
@@ -88,19 +98,8 @@ def describe_overlong(config: Any, batch: Mapping[str, Any]) -> str | None:
     )
 
 
-def check_tokens(config: Any, batch: Any) -> None:
-    """Raise ValueError for a batch with a token that the model's embedding does not have."""
-    words = config.get_text_config().vocab_size
-    if (largest := max((int(ids.max()) for ids in _texts(batch)), default=0)) >= words:
-        raise ValueError(
-            f"a text has token {largest}, and the model has {words}, counted from 0: set data.tokenizer to the tokenizer of "
-            "the model, or leave what was added to it out of the texts"
-        )
-
-
-def _texts(batch: Any) -> Iterator[Tensor]:
-    """Yield token ids, ``(batch, tokens)``."""
-    for name, value in batch.items() if isinstance(batch, Mapping) else ():
+def _texts(batch: Mapping[str, Any]) -> Iterator[Tensor]:
+    for name, value in batch.items():
         if isinstance(value, Mapping):
             yield from _texts(value)  # the sides of a pair
         elif name == "input_ids" and isinstance(value, Tensor):

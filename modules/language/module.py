@@ -24,12 +24,7 @@ from fedlight.modules.functional import joint_key, text_keys
 from fedlight.modules.language import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.base_model import Execution
-from fedlight.modules.language.data_checks import (
-    check_batch,
-    check_max_tokens,
-    check_tokens,
-    describe_overlong,
-)
+from fedlight.modules.language.data_checks import check_batch, check_max_tokens, check_texts
 from fedlight.modules.language.generation import Request, complete, encode_prompts
 from fedlight.modules.language.optimizers import Optimization, OptimizedModule
 from fedlight.modules.language.readout import SharedPrefix, check_classifier, check_readout
@@ -221,20 +216,17 @@ class LanguageModule(ReadsModel, OptimizedModule):
     # Training
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        self._check_texts(batch)
-        if not self._warned_of_length and (warning := describe_overlong(self.causal_lm.config, batch)):
+        self._check_batch(batch)
+        warning = check_texts(self.causal_lm.config, batch)
+        if warning and not self._warned_of_length:
             self._warned_of_length = True
             rank_zero_warn(warning)
 
     def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._check_texts(batch)
+        self._check_batch(batch)
 
     def on_test_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._check_texts(batch)
-
-    def _check_texts(self, batch: Batch) -> None:
         self._check_batch(batch)
-        check_tokens(self.causal_lm.config, batch)
 
     def _check_batch(self, batch: Batch) -> None:
         if batch:  # that of tasks without a loss is empty

@@ -7,9 +7,8 @@ from tiny_world import fedlight, make_model, refused, tiny_selector
 
 from fedlight.modules.language.data_checks import (
     check_max_tokens,
-    check_tokens,
+    check_texts,
     count_positions,
-    describe_overlong,
     has_position_table,
 )
 
@@ -58,14 +57,14 @@ def test_both_numbers_are_named():
 
 def test_a_batch_is_as_long_as_its_longest_text():
     one, two = torch.zeros(2, 12), torch.zeros(2, 13)
-    assert describe_overlong(CONFIGS["llama"], {"input_ids": one, "labels": two}) is None
+    assert check_texts(CONFIGS["llama"], {"input_ids": one, "labels": two}) is None
     pair = {"chosen": {"input_ids": one}, "rejected": {"input_ids": two}}
-    assert "a text of 13 tokens is longer than the 12 positions" in describe_overlong(CONFIGS["llama"], pair)
-    check_tokens(CONFIGS["llama"], {"chosen": {"input_ids": one + 19}})
+    assert "a text of 13 tokens is longer than the 12 positions" in check_texts(CONFIGS["llama"], pair)
+    check_texts(CONFIGS["llama"], {"chosen": {"input_ids": one + 19}})
     with pytest.raises(
         ValueError, match=r"has token 20, and the model has 20, .*: set data.tokenizer to the"
     ):
-        check_tokens(CONFIGS["llama"], {"chosen": {"input_ids": one}, "rejected": {"input_ids": two + 20}})
+        check_texts(CONFIGS["llama"], {"chosen": {"input_ids": one}, "rejected": {"input_ids": two + 20}})
 
 
 def test_a_run_is_refused_before_it_reads_the_weights(tmp_path):
