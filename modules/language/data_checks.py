@@ -77,6 +77,20 @@ def check_max_tokens(config: Any, model: str, data: object) -> None:
         )
 
 
+def check_tokenizer(tokenizer: Any, data: object) -> None:
+    """Raise ValueError for data whose tokenizer numbers most tokens in another way than that of the model."""
+    other: Any = getattr(data, "tokenizer", None)
+    if not hasattr(other, "get_vocab") or other.name_or_path == tokenizer.name_or_path:
+        return
+    numbers = tokenizer.get_vocab()
+    alike = [numbers[token] == number for token, number in other.get_vocab().items() if token in numbers]
+    if sum(alike) <= len(alike) / 2:
+        raise ValueError(
+            f"data.tokenizer={other.name_or_path!r} gives tokens other numbers than the tokenizer of the model does: set it "
+            f"to {tokenizer.name_or_path!r}"
+        )
+
+
 def check_texts(config: Any, batch: Mapping[str, Any]) -> str | None:
     """Return a warning for a batch with a text longer than the model's positions, None for other batches.
 

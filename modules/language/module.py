@@ -24,7 +24,12 @@ from fedlight.modules.functional import joint_key, text_keys
 from fedlight.modules.language import adapter_folders, adapters, base_model, checkpoints, scoring, skeleton
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.base_model import Execution
-from fedlight.modules.language.data_checks import check_batch, check_max_tokens, check_texts
+from fedlight.modules.language.data_checks import (
+    check_batch,
+    check_max_tokens,
+    check_texts,
+    check_tokenizer,
+)
 from fedlight.modules.language.generation import Request, complete, encode_prompts
 from fedlight.modules.language.optimizers import Optimization, OptimizedModule
 from fedlight.modules.language.readout import SharedPrefix, check_classifier, check_readout
@@ -125,6 +130,8 @@ class LanguageModule(ReadsModel, OptimizedModule):
         options, data = self.options, getattr(self.trainer, "datamodule", None)
         config = base_model.read_config(options.model, options.execution["trust_remote_code"])
         check_max_tokens(config, options.model, data)
+        self._load_tokenizer()
+        check_tokenizer(self.tokenizer, data)
         if self.network is None:  # a base that is loaded may have the type of a checkpoint
             # Processes that measure may find unlike types. The default device is the trainer's in configure_model alone.
             self._number_type = NumberType(*once(lambda: tuple(self._choose_dtype(self.device))))
@@ -136,7 +143,7 @@ class LanguageModule(ReadsModel, OptimizedModule):
     def configure_model(self) -> None:
         if self.network is not None:
             return
-        tokenizer = base_model.load_tokenizer(self.options.model, self.options.execution["trust_remote_code"])
+        self._load_tokenizer()
         names = self.adapter_names  # refuses a folder that does not fit, before the base is loaded
         network, new = self.load_base()
         self.base = {"model": self.options.model, "base": self.options.base}
@@ -149,7 +156,11 @@ class LanguageModule(ReadsModel, OptimizedModule):
         from fedlight.stacking.fast_layers import use_fast_layers  # imports PEFT
 
         use_fast_layers(self.network, self.dropout_masks)
-        self.tokenizer = tokenizer
+
+    def _load_tokenizer(self) -> None:
+        if self.tokenizer is None:
+            trusts = self.options.execution["trust_remote_code"]
+            self.tokenizer = base_model.load_tokenizer(self.options.model, trusts)
 
     def load_base(self) -> tuple[Any, list[str]]:
         """Return the base without an adapter, and the names of its parameters that are in no folder."""

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from adapted import base_state, ready, same
+from habits import HABITS, make_tokenizer
 from text_batches import make_sft_batch
 
+from fedlight import InstructionDataModule
 from fedlight.modules.language.adapters import Lora
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.language.optimizers import Optimization
@@ -24,6 +26,15 @@ def test_a_step_trains_the_adapter_alone(llama, base, make_trainer, loader):
     assert same(before, base_state(module))
     changed = [name for name, value in module.state_dict().items() if not torch.equal(value, adapter[name])]
     assert changed == [name for name in adapter if "lora_B" in name]  # the gradient of A is 0 while B is 0
+
+
+def test_data_of_another_tokenizer_are_refused(llama, make_trainer, tmp_path):
+    make_tokenizer(HABITS["adds bos and eos"]).save_pretrained(tmp_path)
+    data = InstructionDataModule([{"instruction": "a", "response": "cat"}] * 4, tokenizer=str(tmp_path))
+    with pytest.raises(
+        ValueError, match=f"data.tokenizer='{tmp_path}' gives tokens other numbers .*: set it to"
+    ):
+        make_trainer().fit(SFTModule(llama), data)
 
 
 @pytest.mark.parametrize("settings", [{}, {"base": "int8"}, {"base": "nf4"}, {"dtype": "bf16"}])
