@@ -91,14 +91,14 @@ def check_tokenizer(tokenizer: Any, data: object) -> None:
         )
 
 
-def check_texts(config: Any, batch: Mapping[str, Any]) -> str | None:
+def check_texts(config: Any, batch: Mapping[str, Any], reads: bool = True) -> str | None:
     """Return a warning for a batch with a text longer than the model's positions, None for other batches.
 
-    Raises ValueError for a token that the model's embedding does not have.
+    Raises ValueError for a token that the model's embedding does not have, if it ``reads`` the tokens.
     """
     texts = [*_texts(batch)]
     words = config.get_text_config().vocab_size
-    if (largest := max((int(ids.max()) for ids in texts), default=0)) >= words:
+    if reads and (largest := max((int(ids.max()) for ids in texts), default=0)) >= words:
         raise ValueError(
             f"a text has token {largest}, and the model has {words}, counted from 0: set data.tokenizer to the tokenizer of "
             "the model, or leave what was added to it out of the texts"

@@ -228,7 +228,8 @@ class LanguageModule(ReadsModel, OptimizedModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         self._check_batch(batch)
-        warning = check_texts(self.causal_lm.config, batch)
+        # On a GPU, reading a value waits for all its work.
+        warning = check_texts(self.causal_lm.config, batch, reads=batch_idx == 0 or self.device.type == "cpu")
         if warning and not self._warned_of_length:
             self._warned_of_length = True
             rank_zero_warn(warning)
