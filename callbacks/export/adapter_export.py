@@ -13,6 +13,7 @@ from fedlight.callbacks.export.card_facts import card_facts, public_name
 from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
 from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.logs.visit_log import VisitLog
+from fedlight.support.checkpoint_files import follow_moved_files
 from fedlight.support.checks import Checked
 from fedlight.support.files import read_json, whole_folder
 
@@ -58,6 +59,12 @@ class AdapterExport(Checked, L.Callback):
                 f"AdapterExport.monitor={self.monitor!r}: no ModelCheckpoint has this monitor, so no best epoch is known: "
                 "add one to trainer.callbacks, or set AdapterExport.monitor to null"
             )
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the best epoch so far of a run whose folder is another one now."""
+        follow_moved_files(trainer, checkpoint)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics, rounds = dict(trainer.callback_metrics), None

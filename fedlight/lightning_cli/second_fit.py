@@ -24,7 +24,7 @@ from fedlight.callbacks.loop.guard import MAY_CHANGE
 from fedlight.lightning_cli.class_names import class_of, last_part
 from fedlight.lightning_cli.run_record import last_fit
 from fedlight.runs.contents import MadeWith, digest_of, in_words, tables_since
-from fedlight.support.checkpoint_files import newest_checkpoint
+from fedlight.support.checkpoint_files import follow_moved_files, newest_checkpoint
 from fedlight.support.settings_record import CLASS, Difference, described
 
 NAME = "fit.json"
@@ -141,8 +141,9 @@ class KeptMetrics(L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Read the metrics of the stopped run."""
+        """Read the metrics of the stopped run, and which files are its best."""
         self._before = checkpoint.get(METRICS, {})
+        follow_moved_files(trainer, checkpoint)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Give the trainer its metrics back: only now, as Lightning has emptied them meanwhile."""

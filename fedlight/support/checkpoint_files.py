@@ -1,14 +1,17 @@
 """Checkpoint files of Lightning: whether they are whole, and whether training can go on from them."""
 
+import os
 import re
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import eq
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from fedlight.support.words import first_line
 
@@ -60,6 +63,29 @@ def newest_checkpoint(files: Iterable[Path], federated: bool | None = None) -> P
         except (ValueError, OSError) as error:
             print(f"passed over: {error}", file=sys.stderr)
     return None
+
+
+def follow_moved_files(trainer: Any, checkpoint: dict[str, Any]) -> None:
+    """Change a checkpoint that a trainer loads so that each ``ModelCheckpoint`` knows the files of its folder of before.
+
+    That folder is another one where the run's was moved, or has a new version of its logger, and Lightning would forget the
+    best epoch so far.
+    """
+    savers = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    states = [(each, checkpoint["callbacks"].get(each.state_key)) for each in savers]
+    here = Path(trainer.ckpt_path).parent
+    folders = [Path(state["dirpath"]) for _, state in states if state]
+    # The checkpoint was written to the one that ends as its place now does.
+    before = max(folders, key=lambda each: [*map(eq, each.parts[::-1], here.parts[::-1])], default=here)
+
+    def moved(file: str) -> str:
+        return file and os.path.normpath(here / os.path.relpath(file, before))
+
+    for saver, state in states:
+        if state and state["dirpath"] != saver.dirpath:
+            state["best_k_models"] = {moved(file): score for file, score in state["best_k_models"].items()}
+            state |= {name: moved(state[name]) for name in state if name.endswith("_path")}
+            state["dirpath"] = saver.dirpath
 
 
 @contextmanager

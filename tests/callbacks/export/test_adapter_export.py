@@ -102,11 +102,14 @@ def test_holds_the_weights_of_the_best_epoch_by_a_metric(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_the_best_epoch_of_a_resumed_run_is_that_of_the_whole_run(tmp_path):
-    fit_scored(tmp_path, [0.75, 0.5], epochs=2)
-    trainer, _ = fit_scored(tmp_path, [0.75, 0.5, 0.25], 3, checkpoint=tmp_path / "checkpoints/epoch=1.ckpt")
+@pytest.mark.parametrize("folder", ["run", "moved"])
+def test_the_best_epoch_of_a_resumed_run_is_that_of_the_whole_run(tmp_path, folder):
+    fit_scored(tmp_path / "run", [0.75, 0.5], epochs=2)
+    folder = (tmp_path / "run").rename(tmp_path / folder)
+    trainer, _ = fit_scored(folder, [0.75, 0.5, 0.25], 3, checkpoint=folder / "checkpoints/epoch=1.ckpt")
     assert trainer.callback_metrics["exported/epoch"] == 1
-    assert (tmp_path / "adapter/weights.txt").read_text() == "8.0"
+    assert (folder / "adapter/weights.txt").read_text() == "8.0"
+    assert len(trainer.checkpoint_callback.best_k_models) == 3
 
 
 def test_a_metric_by_which_no_checkpoint_is_kept_is_refused(tmp_path):
