@@ -27,7 +27,7 @@ from fedlight.datamodules.rows.split import Split
 from fedlight.datamodules.text.encoding import Encoded, TaughtTurns, encode_responses
 from fedlight.datamodules.text.examples import ResponseExamples, collate_responses, join_examples
 from fedlight.datamodules.text.templates import Template
-from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
+from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id, warn_of_control
 from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.checks import Settings
@@ -153,6 +153,8 @@ class InstructionDataModule(FederatedDataModule):
         some = [text for row in draw_rows(len(rows)) for text in self._strip(rows[row]).values()]
         if warning := check_known(self.tokenizer, self.tokenizer_name, some, str(self.train_rows[0])):
             rank_zero_warn(warning)
+        texts = (text for row in rows for text in self._strip(row).values())
+        warn_of_control(self.tokenizer, texts, str(self.train_rows[0]))
         examples, rows, (too_long, trimmed) = self._encode(rows, self.train_rows[0])
         prompts = number_prompts(rows)  # one prompt, one client and one side
         split = share_out(

@@ -7,6 +7,7 @@ first, so the two never share a pair, nor votes of one client on the same two an
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +37,7 @@ from fedlight.datamodules.text.examples import (
     collate_responses,
 )
 from fedlight.datamodules.text.templates import Template, check_choice, check_prompt
-from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id
+from fedlight.datamodules.text.tokens import check_known, draw_rows, pad_id, warn_of_control
 from fedlight.datamodules.vectors.encoders import Encoder, HashedEncoder, SentenceEncoder
 from fedlight.pretrained.hub import load_tokenizer
 from fedlight.support.needs import Model, Need
@@ -165,10 +166,11 @@ class PreferenceDataModule(FederatedDataModule):
     def _setup_training(self) -> None:
         votes = self._read_votes(self.train_rows, held_out=False, needs_clients=True)
         if self.encoder is None:
-            some = [votes.comparisons[index] for index in draw_rows(len(votes.comparisons))]
-            texts = [text for pair in some for text in (*pair.fields.values(), pair.first, pair.second)]
-            if warning := check_known(self.tokenizer, self.tokenizer_name, texts, str(self.train_rows[0])):
+            texts = [[*pair.fields.values(), pair.first, pair.second] for pair in votes.comparisons]
+            some = [text for index in draw_rows(len(texts)) for text in texts[index]]
+            if warning := check_known(self.tokenizer, self.tokenizer_name, some, str(self.train_rows[0])):
                 rank_zero_warn(warning)
+            warn_of_control(self.tokenizer, chain.from_iterable(texts), str(self.train_rows[0]))
         examples, fits, trimmed = self._make_examples(votes)
         categories = [votes.categories[vote] for vote in fits] if votes.categories else []
         split = share_out(

@@ -6,13 +6,16 @@ the characters of each token.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 
 from fedlight.support.seeding import derive_seed
+from fedlight.support.words import count_noun
 
 if TYPE_CHECKING:
     import torch
@@ -176,6 +179,18 @@ def end_ids(tokenizer: Any) -> frozenset[int]:
     added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     unknown = {tokenizer.unk_token_id} - {tokenizer.eos_token_id}  # GPT-2's is both
     return frozenset({*added, *tokenizer.all_special_ids} - unknown)
+
+
+def warn_of_control(tokenizer: Any, texts: Iterable[str], source: str) -> None:
+    """Warn of texts that hold special tokens of a tokenizer, which encodes them as such, not letter by letter."""
+    names = [*filter(None, tokenizer.convert_ids_to_tokens(sorted(end_ids(tokenizer))))]
+    pattern = re.compile("|".join(map(re.escape, names)) or "(?!)")
+    hits = [hit.group() for hit in map(pattern.search, texts) if hit]
+    if hits:
+        rank_zero_warn(
+            f"{source}: control tokens such as {hits[0]!r} in {count_noun(len(hits), 'text')}, which a model does not read "
+            "as letters: they can end an answer or begin another turn. Take them out, unless they are meant"
+        )
 
 
 def pad_id(tokenizer: Any) -> int:

@@ -126,6 +126,13 @@ def test_text_that_the_tokenizer_does_not_know_is_told_or_refused(build, unknown
         build(rows, val_share=0.0)
 
 
+@pytest.mark.parametrize(("text", "expected"), [("w1 w2", None), ("w1 </s> w2", UserWarning)])
+def test_control_tokens_in_rows_are_told(build, text, expected):
+    told = r"control tokens such as '</s>' in 2 texts,"
+    with pytest.warns(expected, match=told) if expected else nullcontext():
+        build([{"instruction": text, "output": text}], val_share=0.0)
+
+
 def test_validation_rows_that_are_trained_on_are_counted(tiny_model):
     rows = [
         {"client": client, "instruction": text, "response": "anna is kind"}

@@ -146,6 +146,16 @@ def test_what_cannot_be_trained_or_tested_on_is_refused(build, options, message)
         build(**options)
 
 
+def test_control_tokens_in_rows_are_told(build):
+    with pytest.warns(UserWarning, match=r"control tokens such as '</s>' in 1 text,"):
+        build(
+            [
+                {**row, "response_a": "</s>" * (at == 2) + row["response_a"]}
+                for at, row in enumerate(make_rows())
+            ]
+        )
+
+
 def test_small_clients_are_dropped_and_counted(build):
     rows = [*make_rows(8, 2), {**make_rows(1)[0], "who": "late"}]
     datamodule = build(rows, partition=Partition(min_size=2))
