@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fedlight.federation.unsaved_files import Checkpoint, UnsavedFiles, remove_unsaved
-from fedlight.support.files import full_disk_named, read_bytes, write_whole
+from fedlight.support.files import full_disk_named, moved, read_bytes, write_whole
 
 Memory = dict[str, Any]
 """Tensors, numbers, strings, None, and lists and dicts of them."""
@@ -293,12 +293,16 @@ class ClientMemories:
         self.on_disk = "versions" in state
         self._versions = dict(state.get("versions", {}))
         self._snapshots = {idx: set(names) for idx, names in state.get("snapshots", {}).items()}
-        self._saved = {idx: set(paths) for idx, paths in state.get("saved", {}).items()}
+        self._origin = Path(state["folder"]) if self.on_disk else None
+        here = self.folder or self._origin
+        self._saved = {
+            idx: {moved(path, self._origin, here) for path in paths}
+            for idx, paths in state.get("saved", {}).items()
+        }
         if self.on_disk and self.resumed_from:
             self._saved.setdefault(state["round"], set()).add(os.path.abspath(self.resumed_from))
         self.resumed_from = ""  # states that are loaded later are of other rounds
         self._before, self.in_use = None, bool(self._held or self._versions)
-        self._origin = Path(state["folder"]) if self.on_disk else None
         for name in {*self._versions.values()}.union(*self._snapshots.values()):
             if not _VERSION.fullmatch(name):
                 raise ValueError(f"the checkpoint names {name!r}, which is no file of clients' memories")

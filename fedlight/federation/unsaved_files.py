@@ -5,8 +5,8 @@ leaves a note that ends after a step:
 
 =====================  ==============================================================================================
 ``NAME``               the file is about to be written
-``{...}``              a checkpoint is about to be written: its path, a mark in it, the files that it names, and those that
-                       are removed when it is written
+``{...}``              a checkpoint is about to be written: its path, that of this folder, a mark in it, the files that it
+                       names, and those that are removed when it is written
 ``=MARK``              the checkpoint is written, and these files are removed
 =====================  ==============================================================================================
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedlight.support.file_lock import FileLock
-from fedlight.support.files import read_text, sync
+from fedlight.support.files import moved, read_text, sync
 
 ENDING = ".unsaved"
 _own: set[Path] = set()
@@ -44,19 +44,20 @@ class Checkpoint:
     obsolete: frozenset[str]
 
     @classmethod
-    def from_line(cls, line: str) -> "Checkpoint | None":
-        """Return the checkpoint of a note's line; None for half a line, whose checkpoint was not begun."""
+    def from_line(cls, line: str, folder: Path) -> "Checkpoint | None":
+        """Return the checkpoint of a line of a note in a folder; None for half a line, whose checkpoint was not begun."""
         try:
             note = json.loads(line)
             named, obsolete = (frozenset(map(str, note[key])) for key in ("named", "obsolete"))
-            return cls(str(note["path"]), str(note["mark"]), named, obsolete)
+            path = moved(str(note["path"]), Path(note.get("folder", folder)), folder)
+            return cls(path, str(note["mark"]), named, obsolete)
         except (ValueError, KeyError, TypeError):
             return None
 
-    def line(self) -> str:
-        """Return the line of a note."""
+    def line(self, folder: Path) -> str:
+        """Return the line of a note in a folder."""
         names = {"named": sorted(self.named), "obsolete": sorted(self.obsolete)}
-        return json.dumps({"path": self.path, "mark": self.mark, **names}) + "\n"
+        return json.dumps({"path": self.path, "folder": str(folder), "mark": self.mark, **names}) + "\n"
 
     def is_there(self) -> bool | None:
         """Return whether the file at its path is this checkpoint; None if that cannot be read."""
@@ -103,7 +104,7 @@ class UnsavedFiles:
         for name in unsaved:
             if (self.folder / name).exists():
                 sync(self.folder / name)
-        self._append(checkpoint.line(), synced=True)
+        self._append(checkpoint.line(self.folder), synced=True)
         sync(self.folder)
 
     def end(self, checkpoint: Checkpoint) -> None:
@@ -144,7 +145,7 @@ def remove_unsaved(folder: Path, names: "re.Pattern[str]") -> int:
         if note in _own or not lock.take():  # its process runs
             continue
         if lock.supported:
-            for name in _needless(read_text(note, errors="replace")):
+            for name in _needless(read_text(note, errors="replace"), folder):
                 if names.fullmatch(name):
                     for file in (folder / name, *folder.glob(f"{name}.*.tmp")):  # a kill leaves half a file
                         removed += file.exists()
@@ -153,14 +154,14 @@ def remove_unsaved(folder: Path, names: "re.Pattern[str]") -> int:
     return removed
 
 
-def _needless(note: str) -> set[str]:
-    """Return the files of a note that no checkpoint names."""
+def _needless(note: str, folder: Path) -> set[str]:
+    """Return the files of a note in a folder that no checkpoint names."""
     unsaved: set[str] = set()
     begun: dict[str, Checkpoint] = {}
     lines = note.splitlines()
     for number, line in enumerate(lines, 1):
         if line.startswith("{"):
-            checkpoint = Checkpoint.from_line(line)
+            checkpoint = Checkpoint.from_line(line, folder)
             if checkpoint is not None:
                 begun[checkpoint.mark] = checkpoint
             elif number < len(lines):  # no kill leaves such a line, so the needed files are unknown

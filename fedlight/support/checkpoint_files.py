@@ -1,6 +1,5 @@
 """Checkpoint files of Lightning: whether they are whole, and whether training can go on from them."""
 
-import os
 import re
 import sys
 import zipfile
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from fedlight.support.files import moved
 from fedlight.support.words import first_line
 
 
@@ -78,13 +78,12 @@ def follow_moved_files(trainer: Any, checkpoint: dict[str, Any]) -> None:
     # The checkpoint was written to the one that ends as its place now does.
     before = max(folders, key=lambda each: [*map(eq, each.parts[::-1], here.parts[::-1])], default=here)
 
-    def moved(file: str) -> str:
-        return file and os.path.normpath(here / os.path.relpath(file, before))
-
     for saver, state in states:
         if state and state["dirpath"] != saver.dirpath:
-            state["best_k_models"] = {moved(file): score for file, score in state["best_k_models"].items()}
-            state |= {name: moved(state[name]) for name in state if name.endswith("_path")}
+            kept = state["best_k_models"].items()
+            state["best_k_models"] = {moved(file, before, here): score for file, score in kept}
+            paths = [name for name, file in state.items() if name.endswith("_path") and file]
+            state |= {name: moved(state[name], before, here) for name in paths}
             state["dirpath"] = saver.dirpath
 
 

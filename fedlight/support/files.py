@@ -184,6 +184,12 @@ def read_text(file: Path, most_bytes: int = MOST_BYTES, errors: str = "strict") 
     return check_regular(file, most_bytes).read_text(encoding="utf-8", errors=errors)
 
 
+def moved(file: str, before: Path, now: Path) -> str:
+    """Return where a file is if the folder ``before``, with what is around it, has become ``now``; else ``file``."""
+    there = os.path.normpath(now / os.path.relpath(file, before))
+    return there if os.path.exists(there) else file
+
+
 def sync(path: Path) -> None:
     """Sync a file, or the names in a folder, to the disk."""
     if path.is_dir() and os.name != "posix":  # elsewhere a folder cannot be opened

@@ -28,26 +28,30 @@ def test_versions_that_no_snapshot_names_are_deleted(tmp_path):
         disk(tmp_path).load_state_dict(states[-3])
 
 
-def test_versions_of_a_checkpoint_stay_as_long_as_it_does(tmp_path):
-    memories, states = disk(tmp_path / "clients"), []
+@pytest.mark.parametrize("place", ["run", "moved"])
+def test_versions_of_a_checkpoint_stay_as_long_as_it_does(tmp_path, place):
+    run = tmp_path / "run"
+    run.mkdir()
+    memories, states = disk(run / "clients"), []
     for round_idx in range(6):
         memories.save("a", w(round_idx), round_idx)
-        states.append(saved(memories, round_idx + 1, tmp_path / f"{round_idx}.ckpt"))
-        saved(memories, round_idx + 1, tmp_path / "last.ckpt")  # overwritten: it keeps one round alone
-    assert len(files(tmp_path / "clients")) == 6
-    second = disk(tmp_path / "clients")
-    second.resumed_from = str(tmp_path / "1.ckpt")
-    second.load_state_dict(through_a_file(states[1]))
-    assert values(second, "a") == [1]
+        states.append(saved(memories, round_idx + 1, run / f"{round_idx}.ckpt"))
+        saved(memories, round_idx + 1, run / "last.ckpt")  # overwritten: it keeps one round alone
+    assert len(files(run / "clients")) == 6
+    run = run.rename(tmp_path / place)
+    second = disk(run / "clients")
+    second.resumed_from = str(run / "3.ckpt")
+    second.load_state_dict(through_a_file(states[3]))
+    assert values(second, "a") == [3]
     for gone in (0, 2, 3, 4, 5):
-        (tmp_path / f"{gone}.ckpt").unlink()
-    for round_idx in range(2, 5):
+        (run / f"{gone}.ckpt").unlink()
+    for round_idx in range(4, 7):
         second.save("a", w(10 + round_idx), round_idx)
-        saved(second, round_idx + 1, tmp_path / "last.ckpt")
+        saved(second, round_idx + 1, run / "last.ckpt")
     # its checkpoint is there, but not one of the newest
-    assert values(resumed(tmp_path / "clients", states[1]), "a") == [1]
+    assert values(resumed(run / "clients", states[1]), "a") == [1]
     with pytest.raises(ValueError, match="1 of the 1 clients' memories"):
-        disk(tmp_path / "clients").load_state_dict(states[0])
+        disk(run / "clients").load_state_dict(states[0])
 
 
 def test_a_kept_round_keeps_what_a_lost_later_one_shared_with_it(tmp_path):

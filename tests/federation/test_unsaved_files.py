@@ -157,13 +157,14 @@ KILLS = {  # where a process is killed that writes its second checkpoint, and wh
 }
 
 
-@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize(("others", "place"), [(0, "run"), (1, "run"), (1, "moved")])
 @pytest.mark.parametrize("moment", KILLS)
 def test_whenever_a_process_is_killed_its_newest_checkpoint_is_whole_and_nothing_is_left_over(
-    tmp_path, moment, others
+    tmp_path, moment, others, place
 ):
     """With ``recent=1``; ``others`` clients have a memory from the first round alone."""
-    folder = tmp_path / "clients"
+    run = tmp_path / "run"
+    folder = run / "clients"
     prepare, last = KILLS[moment]
 
     def round_of(memories, number):
@@ -175,10 +176,10 @@ def test_whenever_a_process_is_killed_its_newest_checkpoint_is_whole_and_nothing
     def two_rounds():
         memories = disk(folder, recent=1)
         round_of(memories, 1)
-        saved(memories, 1, tmp_path / "1.ckpt")
+        saved(memories, 1, run / "1.ckpt")
         round_of(memories, 2)
         prepare()
-        saved(memories, 2, tmp_path / "2.ckpt")
+        saved(memories, 2, run / "2.ckpt")
 
     child = os.fork()
     if child == 0:
@@ -187,13 +188,15 @@ def test_whenever_a_process_is_killed_its_newest_checkpoint_is_whole_and_nothing
         finally:
             os._exit(9)
     os.waitpid(child, 0)
-    assert [file.name for file in sorted(tmp_path.glob("*.ckpt"))] == ["1.ckpt", "2.ckpt"][:last]
-    again = resumed(folder, tmp_path / f"{last}.ckpt")
+    run = run.rename(tmp_path / place)
+    folder = run / "clients"
+    assert [file.name for file in sorted(run.glob("*.ckpt"))] == ["1.ckpt", "2.ckpt"][:last]
+    again = resumed(folder, run / f"{last}.ckpt")
     assert values(again, "a", "b", "c") == [last, last, 1 if others else -1]
     assert [file.suffix for file in folder.iterdir()] == [".pt"] * (2 + others)
     round_of(again, 3)
-    saved(again, 3, tmp_path / "3.ckpt")
-    assert values(resumed(folder, tmp_path / "3.ckpt"), "a", "b") == [3, 3]
+    saved(again, 3, run / "3.ckpt")
+    assert values(resumed(folder, run / "3.ckpt"), "a", "b") == [3, 3]
 
 
 def test_a_checkpoint_that_could_not_be_written_costs_nothing(tmp_path):
