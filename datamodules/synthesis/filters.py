@@ -9,7 +9,7 @@ instruction, in another field, and amid new text. A new instruction may hold a l
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedlight.evaluation.rouge_l import KnownTexts, tokenize
+from fedlight.evaluation.rouge_l import KnownTexts, tokenize, warn_of_scripts
 
 EMPTY = "empty"
 NO_LETTER = "no_letter"
@@ -70,6 +70,9 @@ class OwnTexts:
         self._examples = _Known([_join(row) for row in rows], max_rouge_l)
         self._long = _Known(long, max_rouge_l)
         self._made: set[str] = set()
+        if max_rouge_l < 1:
+            said = "copies of them with other words are not dropped, equal ones are"
+            warn_of_scripts(map(_join, rows), said)
 
     def check_instruction(self, instruction: str) -> str | None:
         """Return the fault of a new instruction; without a fault, remember it and return None.

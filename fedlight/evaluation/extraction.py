@@ -24,11 +24,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedlight.evaluation.rouge_l import pairwise_rouge_l, rouge_l_of_pairs
+from fedlight.evaluation.rouge_l import pairwise_rouge_l, rouge_l_of_pairs, warn_of_scripts
 from fedlight.support.seeding import derive_seed
 from fedlight.support.words import cut_at
 
 T = TypeVar("T")
+UNSEEN = "their rouge_l is about 0 even where a model repeats them, so read `exact`"
 
 
 class Opening(NamedTuple):
@@ -115,6 +116,7 @@ def compare_with_all(
         references that a text equals. And a record of each text: ``text``, the ``mean`` and the ``best`` of its ROUGE-L with
         the references, ``nearest``, the best reference, and ``exact``, whether it equals one.
     """
+    warn_of_scripts(references, UNSEEN)
     known = {normalize_space(reference) for reference in references}
     records = [
         {
@@ -198,6 +200,7 @@ def are_written(codes: Sequence[str], texts: Sequence[str]) -> list[bool]:
 
 def recalls(answers: Sequence[str], truths: Sequence[str]) -> list[dict[str, Any]]:
     """Return of each answer ``rouge_l`` with the true one at its index, in [0, 1], and ``exact``, whether both are equal."""
+    warn_of_scripts(truths, UNSEEN)
     scores = rouge_l_of_pairs(answers, truths).tolist()
     return [
         {"rouge_l": score, "exact": normalize_space(answer) == normalize_space(truth)}

@@ -8,7 +8,8 @@ rouge-score makes the tokens; rapidfuzz finds the longest common subsequences, m
 Python. The values equal rouge-score's to the last bit.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -75,6 +76,16 @@ def rouge_l_of_pairs(texts: Sequence[str], references: Sequence[str]) -> np.ndar
     """Return the ROUGE-L F1 of each text with the reference at its place, ``(texts,)``, in [0, 1]."""
     pairs = zip(texts, references, strict=True)
     return np.array([pairwise_rouge_l([text], [reference])[0, 0] for text, reference in pairs])
+
+
+def warn_of_scripts(texts: Iterable[str], consequence: str) -> None:
+    """Warn with a consequence where most letters of a text have no tokens."""
+    letters = [[character.isascii() for character in text if character.isalnum()] for text in texts]
+    if any(2 * sum(latin) < len(latin) for latin in letters):
+        warnings.warn(
+            f"ROUGE-L sees Latin letters and digits alone, and some texts are in other scripts: {consequence}",
+            stacklevel=3,
+        )
 
 
 def tokenize(text: str) -> list[str]:

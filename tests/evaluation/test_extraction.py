@@ -46,6 +46,14 @@ def test_recalls_by_hand_and_secrets_in_whole_words():
     assert not contains_secret([], "4 8 1 5")
 
 
+@pytest.mark.parametrize("text", ["苹果 2 梨", "Иван Петров, 1987"])
+def test_texts_in_other_scripts_are_told(text):
+    with pytest.warns(UserWarning, match="some texts are in other scripts: .* read `exact`"):
+        assert recalls([text], [text])[0]["exact"]
+    with pytest.warns(UserWarning, match="some texts are in other scripts"):
+        compare_with_all(["a"], ["a", text])
+
+
 def test_exposure_is_the_rank_among_all_candidates():
     draw = random.Random(0)
     others = [draw.gauss(0, 1) for _ in range(255)]

@@ -189,6 +189,7 @@ def test_rows_that_the_toy_world_makes_are_too_short_to_be_compared_with_long_te
     assert len(made_up["response"]) < LONG
 
 
+@pytest.mark.filterwarnings("ignore:ROUGE-L sees Latin letters")
 def test_copies_in_other_scripts_are_dropped_though_rouge_l_does_not_see_them():
     own = [{"instruction": f"列出 {n} 水果", "input": "", "response": "苹果 梨"} for n in "一二三"]
     texts = ["列出 三 水果", "列出  一 水果 ", "列出 四 水果"]
@@ -196,7 +197,8 @@ def test_copies_in_other_scripts_are_dropped_though_rouge_l_does_not_see_them():
     (only,) = made(synthesis, {"a": own}, ScriptedModel(write=texts.__getitem__))["a"]
     assert only["instruction"] == texts[2]
     assert dropped(synthesis) == {"near_instruction": 2}
-    known = OwnTexts(own, 0.7)
+    with pytest.warns(UserWarning, match="copies of them with other words are not dropped"):
+        known = OwnTexts(own, 0.7)
     assert known.check_example({**own[0], "response": "苹果  梨"}) == "near_example"
     assert known.check_example({**own[0], "response": "梨"}) is None
     assert known.check_instruction("苹果 梨") is None  # a response, which is compared with responses alone
