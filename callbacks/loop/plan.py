@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import lightning as L
 import numpy as np
 from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
@@ -106,7 +106,12 @@ def give_lora_ranks(algorithm: Algorithm, run: Run, parameters: Mapping[str, Ten
 
 
 def say_if_over(trainer: L.Trainer, rounds_done: int) -> None:
-    """Say that nothing is trained where all rounds are done."""
+    """Say that nothing is trained where all rounds are done, and warn of schedules that do not go on with the rounds."""
+    if rounds_done and trainer.ckpt_path is None and trainer.lr_scheduler_configs:
+        rank_zero_warn(
+            f"this fit goes on after round {rounds_done}, but Lightning begins the schedules of the learning rate anew: "
+            "give fit the ckpt_path of a checkpoint, which has them"
+        )
     if rounds_done >= (trainer.max_epochs or 0) > 0:
         rank_zero_info(
             f"all {rounds_done} rounds are done, so nothing is trained: to go on, raise "

@@ -1,6 +1,7 @@
 import lightning as L
 import numpy as np
 import pytest
+import torch
 from fleets import make_fleet
 from memories import loop_with
 from plain_lightning import Numbers, assert_equal, module, ten_clients, trainer, weights
@@ -187,6 +188,20 @@ def test_a_trainer_goes_on_with_the_same_data_alone():
     assert not trained.started
     fit.fit(model, FederatedWrapper(Numbers(), ten_clients))
     assert_equal(weights(whole), weights(model))
+
+
+def test_a_trainer_that_goes_on_without_a_checkpoint_says_that_schedules_begin_anew(tmp_path):
+    model, fit = run(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model.configure_optimizers = lambda: ([optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)])
+    fit.fit_loop.max_epochs = 2
+    with pytest.warns(UserWarning, match="goes on after round 1, but Lightning begins the schedules"):
+        fit.fit(model, FederatedWrapper(Numbers(), ten_clients))
+    fit.save_checkpoint(tmp_path / "two.ckpt")
+    fit.fit_loop.max_epochs = 3
+    fit.fit(
+        model, FederatedWrapper(Numbers(), ten_clients), ckpt_path=tmp_path / "two.ckpt", weights_only=True
+    )
 
 
 def test_who_evaluates_a_checkpoint_is_not_asked_how_it_was_trained(tmp_path):
