@@ -146,16 +146,20 @@ class Stage:
         if self._not_begun():
             return
         remedy = "give another --output, or delete that folder and those of the stages after it"
-        if changes := made.differences():
+        changes = made.differences()
+        # Earlier versions have kept absolute paths.
+        if changes and self._made_with(at="").differences():
             # A changed setting changes the digest, too, and says more.
             named = [change for change in changes if change[0] != DIGEST] or changes
             raise ValueError(f"{self.folder} was made with other settings ({in_words(named)}): {remedy}")
         # An unfinished stage reads its files again, so their content is compared, not only size and time.
         made.refuse_changed_files(everything=not self.is_done, remedy=remedy)
 
-    def _made_with(self) -> MadeWith:
+    def _made_with(self, at: str | None = None) -> MadeWith:
+        """Return the stage's settings, with paths relative to the run's folder, which may be moved, or to ``at``."""
         file = self.folder / "settings.json"
-        return MadeWith(file, self._settings(), self._named(), self.run_folder, remedy_for(self.folder))
+        settings = self._settings(str(self.run_folder) if at is None else at)
+        return MadeWith(file, settings, self._named(), self.run_folder, remedy_for(self.folder))
 
     def _not_begun(self) -> bool:
         """Return whether no work was done, as after a refused setting, which may then be replaced."""
@@ -174,8 +178,8 @@ class Stage:
         """Return all settings that may name files and folders."""
         return self.arguments if self.command == "call" else self.config()
 
-    def _settings(self) -> dict[str, Any]:
-        """Return everything that the stage depends on; configs by their content."""
+    def _settings(self, at: str) -> dict[str, Any]:
+        """Return everything that the stage depends on; configs by their content, paths relative to ``at``."""
         named = [self.target, *self.arguments.values()]
         contents = {
             name: hashlib.sha256(_config(name).read_bytes()).hexdigest()[:16]
@@ -187,9 +191,9 @@ class Stage:
             json.dumps({"stage": f"{self.command} {self.target}", **self.arguments})
         )
         if self.command != "call":
-            whole = as_yaml(self.config()).encode()
+            whole = as_yaml(_relative(self.config(), at)).encode()
             settings[DIGEST] = hashlib.sha256(whole).hexdigest()[:16]
-        return {**settings, "contents of configs": contents}
+        return {**_relative(settings, at), "contents of configs": contents}
 
     def call_arguments(self) -> dict[str, Any]:
         """Return the arguments of its function, with maps made into the dataclasses that the function takes.
@@ -306,6 +310,16 @@ def _function(stage: str, name: str) -> Callable[..., dict[str, Any] | None]:
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"stage {stage}: there is no function {name!r} ({error})") from None
     return step
+
+
+def _relative(value: Any, at: str) -> Any:
+    """Return settings with ``.`` for a folder in their paths."""
+    if isinstance(value, dict):
+        return {key: _relative(item, at) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_relative(item, at) for item in value]
+    inside = at and isinstance(value, str) and f"{value}/".startswith(f"{at}/")
+    return f".{value.removeprefix(at)}" if inside else value
 
 
 def _config(name: str) -> Path:
