@@ -293,10 +293,10 @@ class ClientMemories:
         self.on_disk = "versions" in state
         self._versions = dict(state.get("versions", {}))
         self._snapshots = {idx: set(names) for idx, names in state.get("snapshots", {}).items()}
-        self._origin = Path(state["folder"]) if self.on_disk else None
-        here = self.folder or self._origin
+        origin = Path(state.get("folder", ""))
+        self._origin, here = origin if self.on_disk else None, self.folder or origin
         self._saved = {
-            idx: {moved(path, self._origin, here) for path in paths}
+            idx: {moved(path, origin, here) for path in paths}
             for idx, paths in state.get("saved", {}).items()
         }
         if self.on_disk and self.resumed_from:
