@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_warn
 
 from fedlight.support.seeding import derive_seed
 from fedlight.support.words import count_noun
@@ -187,6 +186,8 @@ def warn_of_control(tokenizer: Any, texts: Iterable[str], source: str) -> None:
     pattern = re.compile("|".join(map(re.escape, names)) or "(?!)")
     hits = [hit.group() for hit in map(pattern.search, texts) if hit]
     if hits:
+        from lightning.pytorch.utilities import rank_zero_warn  # here: reports do without
+
         rank_zero_warn(
             f"{source}: control tokens such as {hits[0]!r} in {count_noun(len(hits), 'text')}, which a model does not read "
             "as letters: they can end an answer or begin another turn. Take them out, unless they are meant"
