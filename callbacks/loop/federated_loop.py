@@ -219,9 +219,12 @@ class FederatedLoop(Checked, L.Callback):
         if self._run.has_fleet:
             self._run.devices = emulated_devices(self, self._run)
         plan.give_lora_ranks(self.algorithm, self._run, self._parameters)
-        plan.say_if_over(trainer, self.rounds_done)
+        self._say_how_it_goes_on(trainer)
         self._plan_round(trainer)
         forget_training_loader(trainer)  # it may be that of the outline
+
+    def _say_how_it_goes_on(self, trainer: L.Trainer) -> None:
+        plan.say_if_over(trainer, self.rounds_done)
 
     def _read_parameters(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Read the federated parameters, which the module or callbacks may have changed."""

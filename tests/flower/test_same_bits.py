@@ -14,7 +14,10 @@ from fedlight.flower.loops import server_loop
 from fedlight.flower.loops.node_loop import rates_of
 from fedlight.flower.loops.server_loop import ServerLoop
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning, about rounds of a few batches
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of Lightning, about rounds of a few batches
+    pytest.mark.filterwarnings("error:this fit goes on after round"),  # it is the server's that does
+]
 
 REFUSED = {
     "fedkseed": "algorithm=FedKSeed",

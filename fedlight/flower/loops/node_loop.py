@@ -229,6 +229,9 @@ class NodeLoop(FederatedLoop):
             super()._plan_round(trainer)
             put_rates(trainer, self.task.rates)
 
+    def _say_how_it_goes_on(self, trainer: L.Trainer) -> None:
+        """Say nothing: rounds and rates are the server's."""
+
     def _start_algorithm(self) -> None:
         """Do nothing: the round is begun by the server."""
 
