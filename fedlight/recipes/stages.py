@@ -146,20 +146,16 @@ class Stage:
         if self._not_begun():
             return
         remedy = "give another --output, or delete that folder and those of the stages after it"
-        changes = made.differences()
-        # Earlier versions have kept absolute paths.
-        if changes and self._made_with(at="").differences():
+        if changes := made.differences():
             # A changed setting changes the digest, too, and says more.
             named = [change for change in changes if change[0] != DIGEST] or changes
             raise ValueError(f"{self.folder} was made with other settings ({in_words(named)}): {remedy}")
         # An unfinished stage reads its files again, so their content is compared, not only size and time.
         made.refuse_changed_files(everything=not self.is_done, remedy=remedy)
 
-    def _made_with(self, at: str | None = None) -> MadeWith:
-        """Return the stage's settings, with paths relative to the run's folder, which may be moved, or to ``at``."""
+    def _made_with(self) -> MadeWith:
         file = self.folder / "settings.json"
-        settings = self._settings(str(self.run_folder) if at is None else at)
-        return MadeWith(file, settings, self._named(), self.run_folder, remedy_for(self.folder))
+        return MadeWith(file, self._settings(), self._named(), self.run_folder, remedy_for(self.folder))
 
     def _not_begun(self) -> bool:
         """Return whether no work was done, as after a refused setting, which may then be replaced."""
@@ -178,8 +174,8 @@ class Stage:
         """Return all settings that may name files and folders."""
         return self.arguments if self.command == "call" else self.config()
 
-    def _settings(self, at: str) -> dict[str, Any]:
-        """Return everything that the stage depends on; configs by their content, paths relative to ``at``."""
+    def _settings(self) -> dict[str, Any]:
+        """Return all that the stage depends on; configs by content, paths relative to the run's folder, which may move."""
         named = [self.target, *self.arguments.values()]
         contents = {
             name: hashlib.sha256(_config(name).read_bytes()).hexdigest()[:16]
@@ -191,9 +187,9 @@ class Stage:
             json.dumps({"stage": f"{self.command} {self.target}", **self.arguments})
         )
         if self.command != "call":
-            whole = as_yaml(_relative(self.config(), at)).encode()
+            whole = as_yaml(_relative(self.config(), self.run_folder)).encode()
             settings[DIGEST] = hashlib.sha256(whole).hexdigest()[:16]
-        return {**_relative(settings, at), "contents of configs": contents}
+        return {**_relative(settings, self.run_folder), "contents of configs": contents}
 
     def call_arguments(self) -> dict[str, Any]:
         """Return the arguments of its function, with maps made into the dataclasses that the function takes.
@@ -312,14 +308,14 @@ def _function(stage: str, name: str) -> Callable[..., dict[str, Any] | None]:
     return step
 
 
-def _relative(value: Any, at: str) -> Any:
+def _relative(value: Any, folder: Path) -> Any:
     """Return settings with ``.`` for a folder in their paths."""
     if isinstance(value, dict):
-        return {key: _relative(item, at) for key, item in value.items()}
+        return {key: _relative(item, folder) for key, item in value.items()}
     if isinstance(value, list):
-        return [_relative(item, at) for item in value]
-    inside = at and isinstance(value, str) and f"{value}/".startswith(f"{at}/")
-    return f".{value.removeprefix(at)}" if inside else value
+        return [_relative(item, folder) for item in value]
+    inside = isinstance(value, str) and f"{value}/".startswith(f"{folder}/")
+    return f".{value.removeprefix(str(folder))}" if inside else value
 
 
 def _config(name: str) -> Path:
