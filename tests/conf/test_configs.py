@@ -185,4 +185,4 @@ def test_the_recipe_fedbis(tiny_model, tmp_path):
     merged = tmp_path / "out/seed0/merge/model"
     assert (merged / "model.safetensors").exists()
     settings = json.loads((tmp_path / "out/seed0/completions/settings.json").read_text())
-    assert settings["model.init_args.model"] == str(merged)  # DPO starts from the instructed model
+    assert settings["model.init_args.model"] == "./seed0/merge/model"  # DPO starts from the instructed model

@@ -98,7 +98,7 @@ def test_the_whole_recipe(recipe, tmp_path):
     for stage in ("fedbis", "fedbiscuit"):
         assert len(table(run / f"{stage}/visits.csv")) == 4 * 2
         settings = json.loads((run / f"{stage}/settings.json").read_text())
-        assert settings["model.init_args.adapter"] == str(run / "exercise/adapter")
+        assert settings["model.init_args.adapter"] == "./seed0/exercise/adapter"
 
 
 @pytest.mark.parametrize("recipe", REAL)
