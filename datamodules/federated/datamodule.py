@@ -72,7 +72,7 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         self._plan: RoundPlan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a worker needs that is not forked, as on macOS, to collate: not the trainer, nor a round's visits."""
+        """Leave out what a worker does not need: the trainer, which cannot be pickled, and a round's visits."""
         return {**vars(self), "trainer": None, "_plan": None}
 
     def collate(self, examples: list[Any]) -> Any:

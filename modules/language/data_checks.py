@@ -80,7 +80,8 @@ def check_max_tokens(config: Any, model: str, data: object) -> None:
 def check_tokenizer(tokenizer: Any, data: object) -> None:
     """Raise ValueError for data whose tokenizer numbers most tokens in another way than that of the model."""
     other: Any = getattr(data, "tokenizer", None)
-    if not hasattr(other, "get_vocab") or other.name_or_path == tokenizer.name_or_path:
+    same = tokenizer.name_or_path
+    if not hasattr(other, "get_vocab") or getattr(other, "name_or_path", same) == same:
         return
     numbers = tokenizer.get_vocab()
     alike = [numbers[token] == number for token, number in other.get_vocab().items() if token in numbers]

@@ -1,15 +1,19 @@
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from adapted import base_state, ready, same
 from habits import HABITS, make_tokenizer
 from text_batches import make_sft_batch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from fedlight import InstructionDataModule
 from fedlight.modules.language.adapters import Lora
+from fedlight.modules.language.data_checks import check_tokenizer
 from fedlight.modules.language.module import LanguageModule
 from fedlight.modules.language.optimizers import Optimization
 from fedlight.modules.reward import RewardModule
@@ -35,6 +39,11 @@ def test_data_of_another_tokenizer_are_refused(llama, make_trainer, tmp_path):
         ValueError, match=f"data.tokenizer='{tmp_path}' gives tokens other numbers .*: set it to"
     ):
         make_trainer().fit(SFTModule(llama), data)
+
+
+def test_a_tokenizer_without_a_name_is_left_to_its_project():
+    data = SimpleNamespace(tokenizer=Tokenizer(BPE()))
+    check_tokenizer(make_tokenizer(HABITS["adds bos and eos"]), data)
 
 
 @pytest.mark.parametrize("settings", [{}, {"base": "int8"}, {"base": "nf4"}, {"dtype": "bf16"}])
