@@ -128,8 +128,10 @@ def test_the_map_has_every_folder_and_no_block_needs_a_checkout():
     assert [(page, block) for page, block in blocks("python") if needs.search(block)] == []
 
 
-def test_every_make_target_of_the_readme_has_help():
+def test_every_make_target_of_the_readme_has_help_and_every_benchmark_that_is_made_is_there():
     text = (ROOT / "Makefile").read_text()
+    (made,) = re.findall(r"for name in ([\w ]+); do echo", text)
+    assert [name for name in made.split() if not (ROOT / f"benchmarks/{name}.py").is_file()] == []
     phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
     assert phony
     assert set(phony[1].split()) == set(re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE))
