@@ -125,6 +125,10 @@ class OneLineParser(LightningArgumentParser):
                 raise refusals[-1] from None
             raise ValueError(one_line(str(error))) from error
 
+    def save(self, *args: Any, **options: Any) -> None:
+        """Write settings, which were checked when they were parsed."""
+        super().save(*args, **{**options, "skip_validation": True})
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """End the program with exit code 2; ``FEDLIGHT_TRACEBACK=1`` shows the parser's whole message."""
         if os.environ.get("FEDLIGHT_TRACEBACK") or not self.exit_on_error:  # parsers of nested classes raise
