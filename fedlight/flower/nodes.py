@@ -87,6 +87,8 @@ class Nodes:
         versions: those that a node must have to take part.
         deadline_seconds: wall time after which a round goes on without those that have not answered; None: it waits.
         join_seconds: wall time after which a node that is asked to join counts as away.
+        wait_seconds: longest wait for nodes, at the start and before a round.
+        needed: nodes that a round needs.
         bounds: most that is taken of one node.
 
     Attributes:
@@ -103,6 +105,8 @@ class Nodes:
     versions: Mapping[str, str] = field(default_factory=dict)
     deadline_seconds: float | None = None
     join_seconds: float | None = 600.0
+    wait_seconds: float = 600.0
+    needed: int = 1
     bounds: Bounds = field(default_factory=Bounds)
     sizes: dict[str, int] = field(default_factory=dict)
     groups: dict[str, str] = field(default_factory=dict)
@@ -302,29 +306,47 @@ class Nodes:
             reason = OTHER_REASONS
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
-    def wait_for(self, clients: int, seconds: float, nodes: int = 1) -> None:
-        """Wait until there are so many clients, at so many nodes.
+    def wait_for(self, clients: int) -> None:
+        """Wait until there are so many clients, at as many nodes as a round needs.
 
         Raises:
-            TimeoutError: they are not there within ``seconds``.
+            TimeoutError: they are not there within ``wait_seconds``.
         """
-        end = time.monotonic() + seconds
-        said = False
+
+        def missing() -> str:
+            here = len({*self._home.values()})
+            there = f"{len(self.sizes)} of {clients} clients are there"
+            if here < self.needed > 1:
+                return f"{there}, at {here} of the {self.needed} nodes that a secure sum needs"
+            return there if len(self.sizes) < clients else ""
+
+        if there := self._await(missing):
+            reasons = "; ".join(self.why_not()) or "no further node has come"
+            raise TimeoutError(
+                f"{there} after {self.wait_seconds:g} s ({reasons}): start more nodes, or raise wait-seconds, or lower a "
+                "min-clients that you have set, in the app's settings"
+            )
+
+    def wait_until_back(self) -> None:
+        """Take new nodes, and wait at most ``wait_seconds`` until a round has the nodes that it needs.
+
+        Without the wait an outage of a minute would be many rounds without a client.
+        """
+
+        def missing() -> str:
+            there = len(self.homes([*self._home]))
+            return f"{there} of {self.needed} that a round needs" if there < self.needed else ""
+
+        self._await(missing)
+
+    def _await(self, missing: Callable[[], str]) -> str:
+        """Take nodes that come until nothing is missing, or time is over; return what is missing then."""
+        end, said = time.monotonic() + self.wait_seconds, False
         while True:
             self.welcome()
-            here = len({*self._home.values()})
-            if len(self.sizes) >= clients and here >= nodes:
-                return
-            there = f"{len(self.sizes)} of {clients} clients are there"
-            if here < nodes and nodes > 1:
-                there += f", at {here} of the {nodes} nodes that a secure sum needs"
-            if time.monotonic() > end:
-                reasons = "; ".join(self.why_not()) or "no further node has come"
-                raise TimeoutError(
-                    f"{there} after {seconds:g} s ({reasons}): start more nodes, or raise wait-seconds, or lower a "
-                    "min-clients that you have set, in the app's settings"
-                )
+            if not (lack := missing()) or time.monotonic() >= end:
+                return lack
             if not said:
-                logger.warning("waiting for nodes: %s", there)
+                logger.warning("waiting for nodes: %s", lack)
                 said = True
             time.sleep(1.0)

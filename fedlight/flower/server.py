@@ -46,7 +46,7 @@ def serve(
         transport: way to the nodes.
         min_clients: clients that have to be there for a start, at least `clients_needed`; 0: as many.
         deadline_seconds: wall time after which a round goes on without those that have not answered; None: it waits.
-        wait_seconds: longest wait for the clients of a start.
+        wait_seconds: longest wait for the clients of a start, and before a round for the first node.
         secure: secure aggregation, `fedlight.flower.secure`.
         bounds: most that is taken of one node.
 
@@ -78,7 +78,16 @@ def serve(
         "groups": isinstance(getattr(algorithm, "assignment", None), KnownGroups),
     }
     run = secrets.token_hex(8)  # a run that goes on takes its old name from the checkpoint
-    nodes = Nodes(transport, run, asks, versions(), deadline_seconds, bounds=bounds or Bounds())
+    nodes = Nodes(
+        transport,
+        run,
+        asks,
+        versions(),
+        deadline_seconds,
+        wait_seconds=wait_seconds,
+        needed=max(LEAST_NODES, shared_by(settings)) if secure else 1,
+        bounds=bounds or Bounds(),
+    )
     loop.connect(nodes, secure, judge_of(parts, trainer), trainer.check_val_every_n_epoch or 1)
     refuse_cut_rounds(trainer, 0)  # nodes refuse the same, for which a start would wait
     data = ServerData(loop, parts.datamodule)
@@ -102,9 +111,7 @@ def serve(
         stack.enter_context(recorded(folder, "fit", ["fit", *args], parts.config["fit"].seed_everything))
         checkpoint = newest_checkpoint(checkpoints_of(trainer), federated=True)
         loop.recall(checkpoint)  # before a node joins: another one could name its clients first
-        # Without so many nodes a round is lost.
-        least = max(LEAST_NODES, shared_by(settings)) if secure else 1
-        nodes.wait_for(min_clients or clients_needed(settings), wait_seconds, least)
+        nodes.wait_for(min_clients or clients_needed(settings))
         stack.enter_context(without_hooks(parts.model))
         trainer.fit(parts.model, datamodule=data, ckpt_path=checkpoint)
     return trainer, loop

@@ -16,7 +16,7 @@ OF_APP = {
     "set": "further settings as on the command line, such as --federated.local_steps 3",
     "min-clients": "clients that have to be there for a start; 0: as many as a round asks, which is the least",
     "deadline-seconds": "wall time after which a round goes on without those that have not answered; 0: it waits",
-    "wait-seconds": "longest wait for the clients of a start",
+    "wait-seconds": "longest wait for the clients of a start, and before a round while no node is there",
     "max-clients": "most clients of one node; a node that names more does not take part",
     "max-metrics": "most training metrics of a visit; a node that sends more is dropped from the round",
     "max-header-mib": "most MiB of a node's reply beside the tensors that are due; the rest of a longer one is not read",

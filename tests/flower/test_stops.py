@@ -249,6 +249,22 @@ def test_a_run_that_has_stopped_early_is_over(tmp_path, monkeypatch):
     assert left_by(*again) == left_by(*first)
 
 
+def test_an_outage_of_all_nodes_takes_no_round(tmp_path, monkeypatch):
+    expected = quiet("scaffold", tmp_path / "quiet", 4)
+    there = Here(two_nodes("scaffold", tmp_path / "waited"))
+    listed, left = there.nodes, [3]
+
+    def nodes():
+        away = len(there.of("visit")) >= 4 and left[0] > 0
+        return [] if away else listed()
+
+    monkeypatch.setattr(there, "nodes", nodes)
+    monkeypatch.setattr("fedlight.flower.nodes.time.sleep", lambda seconds: left.append(left.pop() - 1))
+    made = deploy("scaffold", tmp_path / "waited/server", there, 4, wait_seconds=60)
+    assert left == [0]
+    assert outcome(tmp_path / "waited", *made) == expected
+
+
 def test_a_run_whose_clients_nobody_can_score_ends_with_the_remedy(tmp_path):
     there = Here(two_nodes("fedbiscuit", tmp_path), lost("losses"))
     with pytest.raises(ValueError, match="no client was scored"):

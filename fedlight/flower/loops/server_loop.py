@@ -152,7 +152,8 @@ class ServerLoop(FederatedLoop):
     def _plan_round(self, trainer: L.Trainer) -> None:
         """Take nodes that have come since, and plan the next round."""
         self._global = read(self._parameters)
-        self.nodes.welcome()
+        if plan.takes_place(trainer, self.rounds_done):
+            self.nodes.wait_until_back()
         sizes = {name: client.num_examples for name, client in self.clients.items()}
         if self._data.client_sizes() != sizes:
             ready = self._rounds.planned
