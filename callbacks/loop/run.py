@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy, named_parts, put, put_back, snapshot
 from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.round_table import Record
-from fedlight.devices.outcomes import LEFT_OUT
+from fedlight.devices.outcomes import LEFT_OUT, TOO_FEW
 from fedlight.federation.algorithm import Aggregation, Algorithm
 from fedlight.federation.algorithms.self_made.candidates import MIXED, SYNTHETIC
 from fedlight.federation.client import DIVERGED, Client, Payload, State, Visit, Work, write
@@ -470,11 +470,11 @@ def round_metrics(rows: Sequence[Record], num_clients: int, reported: bool = Fal
     several = len(losses) > 2  # one split alone has the loss of the round
     loss = {name: average(each) for name, each in losses.items() if several or name == "loss"}
     totals = {name: float(sum(int(row[name]) for row in rows)) for name in ("bytes_down", "bytes_up")}
-    diverged, left_out = (
+    diverged, *left_out = (
         len({row["client"] for row in rows if reason in str(row["reason"]).split("+")})
-        for reason in (DIVERGED, LEFT_OUT)
+        for reason in (DIVERGED, LEFT_OUT, TOO_FEW)
     )
-    counts = {"clients": float(num_clients - diverged - left_out), "diverged": float(diverged)}
+    counts = {"clients": float(num_clients - diverged - sum(left_out)), "diverged": float(diverged)}
     return {**loss, **counts, **totals}
 
 

@@ -340,7 +340,7 @@ class Nodes:
         self._await(missing)
 
     def _await(self, missing: Callable[[], str]) -> str:
-        """Take nodes that come until nothing is missing, or time is over; return what is missing then."""
+        """Take new nodes until nothing is missing, or time is over; return what is still missing."""
         end, said = time.monotonic() + self.wait_seconds, False
         while True:
             self.welcome()

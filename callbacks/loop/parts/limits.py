@@ -30,7 +30,7 @@ from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.round_table import Record
 from fedlight.callbacks.loop.run import Run
 from fedlight.callbacks.loop.visits.round import OpenRound
-from fedlight.devices.outcomes import CAPPED, CLIPPED, LARGE_NORM, LARGE_SHARE, LEFT_OUT
+from fedlight.devices.outcomes import CAPPED, CLIPPED, LARGE_NORM, LARGE_SHARE, LEFT_OUT, TOO_FEW
 from fedlight.federation.aggregation import KeepsUpdates
 from fedlight.federation.algorithm import Aggregation, Algorithm, pieces_of
 from fedlight.federation.byzantine.whole_updates import FLTrust
@@ -174,8 +174,10 @@ class LimitedRounds(Part):
 
     def start_round(self, run: Run) -> None:
         """Raise ValueError for a round whose clients its aggregation has no meaning for, before they train."""
-        if isinstance(run.aggregation, KeepsUpdates) and run.planned.cohort:
-            run.aggregation.check([client.id for client in run.planned.cohort])
+        cohort = run.planned.cohort
+        # Where some are absent it is no fault of the settings: `settle` leaves the others out.
+        if isinstance(run.aggregation, KeepsUpdates) and len(cohort) >= run.planned.num_asked:
+            run.aggregation.check([client.id for client in cohort])
 
     def aggregation(self, run: Run, inner: Aggregation, num_clients: int) -> Aggregation:
         """Return the aggregation of the round that begins, with limits before it unless it is private."""
@@ -193,10 +195,12 @@ class LimitedRounds(Part):
             return
         rows, round_idx = run.records, run.round_idx
         reasons = self._round.settle(run.gather)
+        if self._round.unused:
+            logger.warning(f"round {round_idx + 1}: updates are left out: {self._round.unused}")
         for name in self.claims.keys() & {str(row["client"]) for row in rows if not row["reason"]}:
             reasons.setdefault(name, set()).add(CAPPED)
         for name in sorted(reasons):
-            for reason in sorted(reasons[name]):
+            for reason in sorted(reasons[name] - {TOO_FEW}):
                 self._say(round_idx, name, reason)
         for row in rows:
             row["reason"] = row["reason"] or "+".join(sorted(reasons.get(str(row["client"]), ())))
@@ -275,6 +279,7 @@ class LimitedRound(Aggregation):
     Attributes:
         times: client -> norm of its update over the median, of those over the limit.
         share: largest share of a client in the round.
+        unused: reason why updates are left out as `TOO_FEW`, if some are.
     """
 
     def __init__(
@@ -293,7 +298,7 @@ class LimitedRound(Aggregation):
         self._medians: dict[int, float] = {}
         self._lowered: dict[tuple[str, str], float] = {}
         self.times: dict[str, float] = {}
-        self.share = 1.0
+        self.share, self.unused = 1.0, ""
 
     @property
     def sums(self) -> Any:
@@ -308,7 +313,9 @@ class LimitedRound(Aggregation):
         self._arrived.append(
             Arrived(update.client_id, digest_of(tuple(sorted(update.movement))), numbers, norm, update.weight)
         )
-        self._held.append(update) if self._enforced else self._inner.add(update)  # all have to arrive first
+        # All have to arrive first; the second kind would hold them as well.
+        holds = self._enforced or isinstance(self._inner, KeepsUpdates)
+        self._held.append(update) if holds else self._inner.add(update)
 
     def settle(self, gather: Callable[[Any, str], list[Any]]) -> dict[str, set[str]]:
         """Compare the updates of all processes, pass on those held, and return client -> reasons of those over a limit."""
@@ -316,12 +323,13 @@ class LimitedRound(Aggregation):
         everything = [Arrived(*update) for of_process in gathered for update in of_process]
         if self._limits.norm is not None:
             self._compare_norms(everything)
+        unused = self._unused([each for each in everything if not self._is_left_out(each)])
         if self._weighs:  # the shares are of those that count
             self._compare_weights([each for each in everything if not self._is_left_out(each)])
         for arrived, update in zip(self._arrived, self._held):  # noqa: B905  nothing is held without enforcement
-            if self._is_left_out(arrived):
+            if self._is_left_out(arrived) or arrived.names in unused:
                 continue
-            if (scale := self._scale(arrived)) < 1:
+            if self._enforced and (scale := self._scale(arrived)) < 1:
                 update = replace(update, movement={n: value * scale for n, value in update.movement.items()})
             lowered = self._lowered.get((arrived.client_id, arrived.names), 1.0)
             self._inner.add(update if lowered == 1 else replace(update, weight=update.weight * lowered))
@@ -331,7 +339,20 @@ class LimitedRound(Aggregation):
         reasons = {name: {large} for name in self.times}
         for name, _ in self._lowered:
             reasons.setdefault(name, set()).add(heavy)
-        return reasons
+        return reasons | {each.client_id: {TOO_FEW} for each in everything if each.names in unused}
+
+    def _unused(self, counted: Sequence[Arrived]) -> set[str]:
+        """Return the names that the aggregation has no meaning for, as too few clients have sent them; note why."""
+        unused, clients = set[str](), defaultdict[str, list[str]](list)
+        for arrived in sorted(counted) if isinstance(self._inner, KeepsUpdates) else ():
+            clients[arrived.names].append(arrived.client_id)
+        for names, senders in clients.items():
+            try:
+                self._inner.check(senders)  # type: ignore[attr-defined]
+            except ValueError as error:  # some may have dropped out, which ends no run
+                self.unused = str(error)
+                unused.add(names)
+        return unused
 
     def _compare_norms(self, everything: Sequence[Arrived]) -> None:
         norms = defaultdict[int, list[float]](list)

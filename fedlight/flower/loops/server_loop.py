@@ -190,7 +190,7 @@ class ServerLoop(FederatedLoop):
     # Requests to nodes
 
     def prepare(self, round_idx: int, client_ids: Sequence[str]) -> dict[str, int]:
-        """Let clients make candidates; return how many each keeps. Who does not is left out of the round."""
+        """Let clients make candidates; return how many each keeps. A client that makes none is left out of the round."""
         homes = self.nodes.homes(client_ids)
         parcels = self._parcels(homes, round_idx, self._global, {})
         made, reasons = self.nodes.collect("prepare", parcels, replies.read_made, homes)

@@ -1,5 +1,6 @@
 import itertools
 import math
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,11 @@ from refusals import refusal
 
 from fedlight import CoordinateMedian, FederatedLoop, FederatedWrapper, PrivateMean, Update
 from fedlight.callbacks.loop.parts.limits import LimitedRounds, Limits
+from fedlight.callbacks.loop.parts.part import Part
 from fedlight.callbacks.loop.run import round_metrics
 from fedlight.federation import WeightedSum
 from fedlight.federation.asynchronous import FedBuff
+from fedlight.federation.byzantine import Krum
 from fedlight.federation.lora.products import ProductSums
 
 FIVE = {"a": 1.0, "b": 2.0, "c": 2.0, "d": 3.0, "e": 2.0**62}
@@ -196,6 +199,28 @@ def test_limits_can_be_enforced_in_the_emulator():
     _, rows, fit = run(1, limits=Limits(action="leave_out", enforce=True))
     assert {row["client"]: row["reason"] for row in rows if row["reason"]} == {"c4": "left_out"}
     assert fit.callback_metrics["fed/clients"] == 9
+
+
+@pytest.mark.parametrize("enforce", [False, True])
+def test_a_round_with_too_few_updates_for_krum_makes_no_step_and_ends_no_run(enforce, tmp_path, caplog):
+    fleet = make_fleet(tmp_path, phone={}, tiny={"memory_gib": "0.000000001"})
+    after = [{}]
+
+    class Watch(Part):
+        def after_round(self, run, metrics):
+            after.append(weights(run.lightning_module))
+
+    more = {"fleet": fleet, "clients_per_round": 4, "aggregation": Krum(0.0), "parts": [Watch()]}
+    rows, _, _, fit = rounds_of(6, limits=Limits(enforce=enforce), **more)
+    reasons = [{row["reason"] for row in rows if row["round"] == idx} - {"out_of_memory"} for idx in range(6)]
+    assert {*map(frozenset, reasons)} >= {frozenset({"too_few"}), frozenset({""})}
+    for reason, (before, now) in zip(reasons[1:], pairwise(after[1:]), strict=True):
+        same = all(torch.equal(before[name], now[name]) for name in now)
+        assert same == (reason != {""})
+    assert fit.callback_metrics["fed/clients"] == sum(
+        row["reason"] == "" for row in rows if row["round"] == 5
+    )
+    assert "updates are left out: Krum needs 2 f + 3 = 3 updates" in caplog.text
 
 
 def test_buffered_rounds_are_limited_as_others(tmp_path):
