@@ -36,8 +36,8 @@ class ServerOptimizer(Checked, ABC):
     """
 
     def __init__(self, lr: float, moments: tuple[str, ...] = ()) -> None:
-        if not lr > 0:
-            raise ValueError(f"lr={lr} must be above 0 at the server; 1 is plain averaging")
+        if not 0 < lr < math.inf:
+            raise ValueError(f"lr={lr} must be above 0 and finite at the server; 1 is plain averaging")
         self.lr = lr
         self._moments: dict[str, State] = {moment: {} for moment in moments}
 
@@ -121,7 +121,7 @@ def pieces_of(summed: Any) -> Iterator[dict[str, Any]]:
     return pieces() if pieces else iter([summed.partial()])
 
 
-class WeightedSum(Aggregation):
+class WeightedSum(Checked, Aggregation):
     """``scale * sum(w_m * delta_m) / divisor``, tensor by tensor over the clients that sent it.
 
     Each product, the sum of the products and the sum of the weights are correctly rounded to fp64.

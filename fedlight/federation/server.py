@@ -14,6 +14,8 @@ exactly. There is no bias correction. With the combined movement d of a round, t
 Moments are fp64, as movements are. A tensor that no client sent keeps its value and its moments.
 """
 
+from math import inf
+
 from torch import Tensor, full_like, zeros_like
 
 from fedlight.federation.algorithm import ServerOptimizer
@@ -121,7 +123,7 @@ def _check_ranges(tau: float | None = None, **betas: float) -> None:
     for name, value in betas.items():
         if not 0 <= value < 1:
             raise ValueError(f"{name}={value} must be at least 0 and below 1 at the server")
-    if tau is not None and not tau > 0:
+    if tau is not None and not 0 < tau < inf:
         raise ValueError(
-            f"tau={tau} must be above 0 at the server: it bounds the steps of tensors that hardly move"
+            f"tau={tau} must be above 0 and finite at the server: it bounds the steps of tensors that hardly move"
         )

@@ -7,6 +7,7 @@ does so. YAML is checked before it is read.
 import collections.abc
 import difflib
 import inspect
+import math
 import re
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -101,10 +102,10 @@ def fits(value: Any, hint: Any) -> bool:
         is_truth = isinstance(value, KINDS[bool][1])
         return isinstance(value, KINDS[kind][1]) and (kind is bool or not is_truth)
     cls = origin or hint
-    if cls is Any or (
-        getattr(cls, "_is_protocol", False) and not getattr(cls, "_is_runtime_protocol", False)
-    ):
+    if cls is Any:
         return True
+    if getattr(cls, "_is_protocol", False) and not getattr(cls, "_is_runtime_protocol", False):
+        return not isinstance(value, type | str | Real | Collection | None)  # of objects that cannot be told
     if cls is collections.abc.Callable:
         return callable(value)
     if cls is type:
@@ -172,7 +173,7 @@ def _describe(cls: type, name: str, value: Any, hint: Any) -> str:
 def _instead(name: str, value: Any, classes: Sequence[type]) -> str:
     """Return the remedy for a class, or a class's name, where an object is wanted."""
     if isinstance(value, type):
-        return f": give an object, {name}={value.__name__}()" if issubclass(value, tuple(classes)) else ""
+        return f": give an object, {name}={value.__name__}()" if {*classes} & {*value.__mro__} else ""
     if not isinstance(value, str):
         return ""
     known = [each.__name__ for cls in classes for each in (cls, *classes_below(cls))]
@@ -228,15 +229,16 @@ def check_choice(setting: str, value: str, options: Iterable[str]) -> None:
 
 
 def check_range(setting: str, value: float, low: float, high: float, above_low: bool = False) -> None:
-    """Raise ValueError for a number outside of ``[low, high]``, or of ``(low, high]`` with ``above_low``.
+    """Raise ValueError for a number outside of ``[low, high]``, or of ``(low, high]`` with ``above_low``, and for infinity.
 
     Examples:
         >>> check_range("lora_dropout", 5, 0, 1)
         Traceback (most recent call last):
         ValueError: lora_dropout=5 must be in [0, 1]
     """
-    if not (low < value if above_low else low <= value) or value > high:
-        raise ValueError(f"{setting}={value} must be in {'(' if above_low else '['}{low}, {high}]")
+    if not (low < value if above_low else low <= value) or value > high or value == math.inf:
+        end = ")" if high == math.inf else "]"
+        raise ValueError(f"{setting}={value} must be in {'(' if above_low else '['}{low}, {high}{end}")
 
 
 def check_precision(precision: str) -> None:

@@ -376,7 +376,7 @@ def test_batches_of_a_visit(fleet, config, more, examples, expected):
     [
         (["--config=sft.yaml"], "federated.local_steps is not set, so a visit is one pass"),
         (["--config=sft.yaml", "--examples=0"], "--examples 0: a client has one or more"),
-        (["--config=selector.yaml", "--data.max_tokens=0"], "data.max_tokens=0 must be in [1, inf]"),
+        (["--config=selector.yaml", "--data.max_tokens=0"], "data.max_tokens=0 must be in [1, inf)"),
         (["--config=selector.yaml", "--shape=gpt5"], "--shape gpt5: there is no such architecture; there"),
         (["--config=selector.yaml", "--federated.fleet.devices={iphone_99: 1}"], "no device 'iphone_99'"),
         (["--config=selector.yaml", f"--data={BORING}DataModule"], "data.max_tokens is not set"),

@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import math
 import pickle
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from fedlight.datamodules.synthesis import SelfGenerationPrompts
 from fedlight.datamodules.synthesis.prompts import InstructionPrompt
 from fedlight.datamodules.vectors.clusters import PseudoLabels
 from fedlight.evaluation.tasks.sampling import Completions, Sampling
+from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.byzantine.liars import Liars
 from fedlight.federation.client import Identity
@@ -70,6 +72,19 @@ ROWS = [{"instruction": "w1", "response": "x"}]
         ),
         (lambda: FederatedLoop(algorithm=FedProx), "algorithm=FedProx must be an Algorithm or None: give an"),
         (lambda: FederatedLoop(server=FedAvg()), "must be a ServerOptimizer or None"),
+        (
+            lambda: FederatedLoop(aggregation="TrimedMean"),
+            "an Aggregation or None: give an object, aggregation=Trimmed",
+        ),
+        (lambda: FederatedLoop(aggregation=TrimmedMean), "None: give an object, aggregation=TrimmedMean()"),
+        (lambda: FederatedLoop(aggregation=[]), "aggregation=[] must be an Aggregation or None"),
+        (
+            lambda: WeightedSum("wieght"),
+            "divide_by='wieght' is not one of weight, count, one; did you mean 'weight'?",
+        ),
+        (lambda: FedAdam(lr=math.inf), "lr=inf must be above 0 and finite at the server"),
+        (lambda: FedAdam(tau=math.inf), "tau=inf must be above 0 and finite at the server"),
+        (lambda: SFTModule("toy", lr=math.inf), "lr=inf must be in (0, inf)"),
         (
             lambda: StepSchedules("restar"),
             "next_round='restar' is not one of continue, restart; did you mean",

@@ -44,7 +44,10 @@ def fit(tiny_model, tmp_path):
             ["--federated.aggregation=TrimmedMean", "--federated.aggregation.share=0.5"],
             "aggregation.share=0.5 is trimmed",
         ),
-        (["--federated.server=FedAdam", "--federated.server.lr=0"], ".lr=0.0 must be above 0 at the server"),
+        (
+            ["--federated.server=FedAdam", "--federated.server.lr=0"],
+            ".lr=0.0 must be above 0 and finite at the server",
+        ),
         (["--federated.server=FedYogi", "--federated.server.beta2=1"], ".beta2=1.0 must be at least 0"),
         (["--federated.server=FedAdagrad", "--federated.server.tau=0"], ".tau=0.0 must be above 0 at the"),
         (["--federated.memory=ClientMemories"], "federated: FederatedLoop has no setting 'memory'"),

@@ -88,7 +88,7 @@ def test_a_seed_out_of_range(fit, seed):
         (["--data.format.choice_template=Better: {response_a}"], "choice_template has no slot {response_b}"),
         (["--data.tokenizer=a: b"], "a text with a colon in it is read as a map: write it into a config"),
         (["--data.format.choice_template=Better\n{a}"], "choice_template has no slot {response_a}"),
-        (["--model.lora.alpha=0"], "lora.alpha=0.0 must be in (0, inf]"),
+        (["--model.lora.alpha=0"], "lora.alpha=0.0 must be in (0, inf)"),
         (["--data.source="], "source is empty: give the path of a"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
