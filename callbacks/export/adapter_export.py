@@ -15,7 +15,7 @@ from fedlight.callbacks.logs.trainer import find_callback
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.support.checkpoint_files import follow_moved_files
 from fedlight.support.checks import Checked
-from fedlight.support.files import read_json, whole_folder
+from fedlight.support.files import read_json, refuse_unwritable, whole_folder
 
 
 @runtime_checkable
@@ -36,13 +36,14 @@ class AdapterExport(Checked, L.Callback):
     without a row, a client's id or a path. ``fedlight export`` makes other formats of it.
 
     Args:
-        folder: the adapter's folder; an existing one is replaced.
+        folder: the adapter's folder; an existing one is replaced. It may hold neither the run's nor the current one.
         monitor: metric of a ``ModelCheckpoint`` of the run: its best epoch is exported and left in the module, and the
             number of that epoch, from 1, becomes the metric ``exported/epoch``. None: the last epoch.
 
     Raises:
-        ValueError: before training, for a module without ``save_adapter`` and a ``monitor`` without its ``ModelCheckpoint``.
-        OSError: the disk is full.
+        ValueError: before training, for a module without ``save_adapter``, a ``monitor`` without its ``ModelCheckpoint``, or
+            such a folder.
+        OSError: the disk is full; before training, the folder cannot be written.
     """
 
     def __init__(self, folder: str, monitor: str | None = None) -> None:
@@ -59,6 +60,15 @@ class AdapterExport(Checked, L.Callback):
                 f"AdapterExport.monitor={self.monitor!r}: no ModelCheckpoint has this monitor, so no best epoch is known: "
                 "add one to trainer.callbacks, or set AdapterExport.monitor to null"
             )
+
+        kept = Path(trainer.default_root_dir).resolve(), Path.cwd()
+        if stage == "fit" and any(folder.is_relative_to(self.folder.resolve()) for folder in kept):
+            raise ValueError(
+                f"AdapterExport.folder={self.folder} would take the place of all that is in it: give a new folder, such as "
+                f"{self.folder / 'adapter'}"
+            )
+        if stage == "fit" and trainer.is_global_zero:
+            refuse_unwritable(self.folder.parent, "AdapterExport.folder")
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

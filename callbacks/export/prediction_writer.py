@@ -41,7 +41,8 @@ class PredictionWriter(Checked, L.Callback):
         copy: keys of the batch whose entries precede the prediction, such as ``prompt``.
 
     Raises:
-        ValueError: before any work, for several processes, or a partial file of another model or of other data.
+        ValueError: without ``fields``, or for a name given twice; before any work, for several processes, or a partial file
+            of another model or of other data.
         OSError: the disk is full.
 
     Examples:
@@ -52,6 +53,11 @@ class PredictionWriter(Checked, L.Callback):
     """
 
     def __init__(self, path: str, fields: Sequence[str], copy: Sequence[str] = ("index",)) -> None:
+        if not fields or len({*copy, *fields}) < len(copy) + len(fields):
+            raise ValueError(
+                f"PredictionWriter.fields={list(fields)}: name one prediction or several, by names that are not those of "
+                f"copy={list(copy)}, each once"
+            )
         self.path, self.fields, self.copy = Path(path), list(fields), list(copy)
         self._partial, self._progress = Path(f"{path}.partial"), Path(f"{path}.progress")
 

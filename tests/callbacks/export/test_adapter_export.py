@@ -66,6 +66,19 @@ def test_a_module_without_an_adapter_is_refused_before_training(tmp_path):
     assert module.weight.item() == 0
 
 
+@pytest.mark.parametrize("folder", ["", ".", "..", "file/adapter"])
+def test_a_folder_that_cannot_become_the_adapters_is_refused_before_training(tmp_path, monkeypatch, folder):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/file").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    module = WithAdapter()
+    with pytest.raises(
+        (ValueError, OSError), match="would take the place of all that is in it|cannot be written"
+    ):
+        fit(module, folder)
+    assert module.weight.item() == 0
+
+
 class Scored(L.Callback):
     """Logs a score of each epoch after the other callbacks of the list."""
 

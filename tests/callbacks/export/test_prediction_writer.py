@@ -80,6 +80,12 @@ def test_lines_of_another_model_are_refused(tmp_path, other):
     assert other.seen == []
 
 
+@pytest.mark.parametrize("fields", [[], ["index"], ["logp", "logp"]])
+def test_fields_without_a_name_of_their_own_are_refused(fields):
+    with refusal(r"name one prediction or several, by names that are not those of copy=.'index'., each once"):
+        PredictionWriter("x.jsonl", fields)
+
+
 class LogProbs(Echo):
     """What a selector says of A and of B, ``(batch, 2)``."""
 
