@@ -8,6 +8,7 @@ FedBiscuit, of the same paper, has U selectors: U adapters on one base, which de
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -21,6 +22,7 @@ from fedlight.modules.choices import STAGES, log_choices, stage_accuracies
 from fedlight.modules.functional import choice_loss
 from fedlight.modules.language import adapters, base_model, readout, skeleton
 from fedlight.modules.language.module import Batch, LanguageModule
+from fedlight.support.checks import check_range
 from fedlight.support.files import read_json, read_text, write_json
 
 TEXTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -217,7 +219,10 @@ def read_letters(file: str) -> tuple[float, float]:
     """Return prior and temperature of a file of letters; raise ValueError for another file."""
     try:
         letters = json.loads(read_text(Path(file)))
-        return float(letters["prior"]), float(letters["temperature"])
+        prior, temperature = float(letters["prior"]), float(letters["temperature"])
+        check_range("prior", abs(prior), 0, math.inf)
+        check_range("temperature", temperature, 0, math.inf, above_low=True)
+        return prior, temperature
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"letters={file!r} has no prior and temperature: write it by calibrate_letters"

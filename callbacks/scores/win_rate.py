@@ -18,6 +18,7 @@ from fedlight.callbacks.logs.trainer import log_now
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
 from fedlight.evaluation.judge import BothPositions, Judge
+from fedlight.evaluation.tasks.sampling import Sampling
 from fedlight.processes.work import for_each, once
 from fedlight.support.checks import Checked, refuse_below
 from fedlight.support.seeding import derive_seed
@@ -39,8 +40,8 @@ class WinRate(Checked, L.Callback):
             as a ``PromptDataModule``; other prompts than those of the training pairs.
         judges: name under which it is logged -> judge.
         every_n_epochs: at least 1.
-        temperature: temperature of the answers; 0 is greedy.
-        max_new_tokens: largest number of tokens in an answer.
+        temperature: temperature of the answers, at least 0; 0 is greedy.
+        max_new_tokens: largest number of tokens in an answer, at least 1.
         seed: seed of the answers.
 
     Raises:
@@ -62,6 +63,7 @@ class WinRate(Checked, L.Callback):
             raise ValueError(
                 f"WinRate.judges={list(judges)}: name one or more; `words` is the name of a metric already"
             )
+        Sampling(temperature, max_new_tokens=max_new_tokens)  # raises for settings out of range
         self.prompts, self.judges, self.every_n_epochs = prompts, judges, every_n_epochs
         self.temperature, self.max_new_tokens, self.seed = temperature, max_new_tokens, seed
         self._raw: list[str] = []

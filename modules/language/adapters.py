@@ -29,7 +29,7 @@ class Lora(Settings):
     Args:
         rank: r of the adapter.
         alpha: the adapter is scaled by ``alpha / rank``.
-        dropout: in [0, 1], on the adapter's input; the base's own dropout is off.
+        dropout: in [0, 1), on the adapter's input; the base's own dropout is off.
         targets: ``all-linear``, a regular expression, or names of layers. The first takes all layers but the head; in some
             architectures also experts that share a tensor, which need ``dropout`` 0. Layers left out are logged.
 
@@ -50,7 +50,8 @@ class Lora(Settings):
             )
         check_range("lora.rank", self.rank, 1, float("inf"))
         check_range("lora.alpha", self.alpha, 0, float("inf"), above_low=True)  # at 0 nothing is trained
-        check_range("lora.dropout", self.dropout, 0, 1)
+        if not 0 <= self.dropout < 1:  # nor at 1
+            raise ValueError(f"lora.dropout={self.dropout} must be in [0, 1)")
 
 
 def add_adapters(

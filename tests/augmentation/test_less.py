@@ -215,7 +215,7 @@ def test_a_run_that_was_killed_goes_on(tiny_model, tmp_path, monkeypatch):
         ({"base": "nf4", "gradients": ExampleGradients("func")}, "set it to 'layers'"),
         ({"base": "int4"}, "did you mean 'int8'"),
         (lambda: {"gradients": ExampleGradients("layer")}, "did you mean 'layers'"),
-        (lambda: {"lora": Lora(dropout=2)}, r"lora.dropout=2 must be in \[0, 1\]"),
+        (lambda: {"lora": Lora(dropout=2)}, r"lora.dropout=2 must be in \[0, 1\)"),
         ({"warmup": WarmUp(lr=0)}, r"lr=0 must be in \(0"),
         ({"template": "alpacca"}, "alpaca"),
     ],

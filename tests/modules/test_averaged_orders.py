@@ -57,9 +57,10 @@ def test_calibrated_letters(llama, tmp_path):
     calibrated = ready(llama, letters=str(file))
     odds, found = (module.choice_logits(batch).diff(dim=1) for module in (plain, calibrated))
     torch.testing.assert_close(found, 10 * (odds + 2.65))
-    file.write_text("{}")
-    with pytest.raises(ValueError, match="has no prior and temperature: write it by calibrate_letters"):
-        SelectorModule(llama, letters=str(file))
+    for wrong in ("{}", '{"prior": NaN, "temperature": 1}', '{"prior": 0, "temperature": 0}'):
+        file.write_text(wrong)
+        with pytest.raises(ValueError, match="has no prior and temperature: write it by calibrate_letters"):
+            SelectorModule(llama, letters=str(file))
 
 
 def test_prior_and_temperature_by_hand(tmp_path):

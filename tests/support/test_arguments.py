@@ -85,6 +85,7 @@ ROWS = [{"instruction": "w1", "response": "x"}]
         (lambda: FedAdam(lr=math.inf), "lr=inf must be above 0 and finite at the server"),
         (lambda: FedAdam(tau=math.inf), "tau=inf must be above 0 and finite at the server"),
         (lambda: SFTModule("toy", lr=math.inf), "lr=inf must be in (0, inf)"),
+        (lambda: Lora(dropout=1), "lora.dropout=1 must be in [0, 1)"),
         (
             lambda: StepSchedules("restar"),
             "next_round='restar' is not one of continue, restart; did you mean",

@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_become_the_adapters_is_refused_before_training(tmp
     monkeypatch.chdir(tmp_path / "here")
     module = WithAdapter()
     with pytest.raises(
-        (ValueError, OSError), match="would take the place of all that is in it|cannot be written"
+        (ValueError, OSError), match=r"would take the place of all that is in it|cannot be written"
     ):
         fit(module, folder)
     assert module.weight.item() == 0

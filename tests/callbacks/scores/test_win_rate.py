@@ -233,6 +233,9 @@ def test_what_does_not_fit_is_refused(tiny_model):
     prompts, judges = make_prompts(tiny_model), {"judge": Notes()}
     with refusal("every_n_epochs=0 must be at least 1"):
         WinRate(prompts, judges, every_n_epochs=0)
+    for wrong in ({"temperature": -1.0}, {"max_new_tokens": 0}):
+        with refusal("must be"):
+            WinRate(prompts, judges, **wrong)
     for wrong in ({}, {"words": Notes()}):
         with refusal("name one or more"):
             WinRate(prompts, wrong)
