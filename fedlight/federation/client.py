@@ -355,7 +355,7 @@ class Channel(Checked, ABC):
 
         Args:
             received: tensors that the client received.
-            trained: tensors that it sends back, under names that it received.
+            trained: tensors that it sends back; one that it did not receive moved from 0.
             client: with its memory, where a channel may keep the loss of a message.
             without_feedback: names whose loss is not kept: tensors of an algorithm's own beside the parameters, such as
                 control variates. Each message has them as a whole, so the next makes up for what this one loses.

@@ -30,7 +30,7 @@ from fedlight.federation.algorithm import Aggregation
 from fedlight.federation.client import State, Update
 from fedlight.federation.codecs import Codec, Side
 from fedlight.federation.exact_sum import ExactSums
-from fedlight.support.checks import Checked, refuse_below
+from fedlight.support.checks import Checked, check_range, refuse_below
 
 DELTA = 1e-5
 ROUNDING = 1e-14
@@ -471,10 +471,11 @@ def gaussian_epsilon(noise_multiplier: float, delta: float, times: int) -> float
     The ``noise_multiplier`` is the standard deviation of the noise over the clipping norm, at least 0.
 
     Raises:
-        ValueError: ``delta`` is not in (0, 1).
+        ValueError: ``delta`` is not in (0, 1), or the noise is not at least 0.
         ModuleNotFoundError: dp-accounting is missing.
     """
     _check_delta(delta)
+    check_range("noise_multiplier", noise_multiplier, 0, math.inf)
     try:
         from dp_accounting import get_epsilon_gaussian
     except ImportError as error:

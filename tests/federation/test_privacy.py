@@ -194,6 +194,8 @@ def test_epsilon_where_the_grid_is_too_coarse():
     """
     assert sampled_epsilon(1.0, DELTA, []) == gaussian_epsilon(1.0, DELTA, 0) == 0.0
     assert sampled_epsilon(0.0, DELTA, [(1, 2)]) == gaussian_epsilon(0.0, DELTA, 1) == math.inf
+    with refusal("noise_multiplier=nan must be in"):
+        sampled_epsilon(math.nan, DELTA, [(1, 2)])
     assert sampled_epsilon(1e-3, DELTA, [(1, 100)]) == gaussian_epsilon(1e-3, DELTA, 1)
     assert sampled_epsilon(2.0, 1e-13, [(1, 100)] * 10) == gaussian_epsilon(2.0, 1e-13, 10)
 

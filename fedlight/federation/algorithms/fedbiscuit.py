@@ -50,7 +50,7 @@ class FedBiscuit(WithLocal):
         grouped_round: the round of the last grouping, or None.
 
     Raises:
-        ValueError: a setting is out of range; in ``check``, for a module or data that do not fit.
+        ValueError: a setting is out of range; before the first round, for a module or data that do not fit.
     """
 
     gradients_alone = "Control variates are about a fixed set of clients for each model; the groups change"

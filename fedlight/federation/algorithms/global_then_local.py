@@ -27,7 +27,7 @@ class GlobalThenLocal(Algorithm):
         weighting: of the clients in the global rounds, as for `Algorithm`.
 
     Raises:
-        ValueError: ``global_rounds`` is out of its range; in ``check``, for a run without local rounds.
+        ValueError: ``global_rounds`` is out of its range; before the first round, for a run without local rounds.
     """
 
     buffers = LocalOnly.buffers

@@ -48,7 +48,7 @@ class Scaffold(Algorithm):
         weighting: of the clients' parameters, as for `Algorithm`. Controls always count alike.
 
     Raises:
-        ValueError: in ``check``, for a robust aggregation, several adapters, LBFGS or an optimizer that maximizes.
+        ValueError: before the first round, for a robust aggregation, several adapters, LBFGS or an optimizer that maximizes.
     """
 
     def __init__(self, weighting: Weighting = "unbiased") -> None:

@@ -64,8 +64,8 @@ class FedKSeed(Algorithm):
         weighting: of the clients, as for `Algorithm`.
 
     Raises:
-        ValueError: ``num_seeds`` is out of its range; in ``check``, for other training, a lossy channel, another server
-            optimizer, a robust aggregation, several learning rates or frozen parameters in the optimizer; in
+        ValueError: ``num_seeds`` is out of its range; before the first round, for other training, a lossy channel, another
+            server optimizer, a robust aggregation, several learning rates or frozen parameters in the optimizer; in
             ``start_round``, where something else has changed the parameters.
     """
 

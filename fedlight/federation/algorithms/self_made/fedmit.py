@@ -20,7 +20,7 @@ class FedMIT(Algorithm):
         weighting: of the clients, as for `Algorithm`.
 
     Raises:
-        ValueError: in ``check``, for data that cannot make candidates.
+        ValueError: before the first round, for data that cannot make candidates.
     """
 
     def __init__(self, weighting: Weighting = "unbiased") -> None:

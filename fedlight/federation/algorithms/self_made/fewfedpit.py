@@ -40,7 +40,7 @@ class FewFedPIT(Algorithm):
         weighting: of the clients, as for `Algorithm`.
 
     Raises:
-        ValueError: a setting is out of range; in ``check``, for data that cannot make candidates, unless beta = 1.
+        ValueError: a setting is out of range; before the first round, for data that cannot make candidates, unless beta = 1.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class FewFedWeight(FedMIT):
             these: nothing hides the loss.
 
     Raises:
-        ValueError: another weighting; in ``check``, for data that cannot make candidates.
+        ValueError: another weighting; before the first round, for data that cannot make candidates.
 
     Examples:
         >>> import torch

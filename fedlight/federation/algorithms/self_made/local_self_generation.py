@@ -17,7 +17,7 @@ class LocalSelfGeneration(LocalOnly, FedMIT):
     """A client goes on with its own model, on its own examples and those which this model made; nothing is sent back.
 
     Raises:
-        ValueError: in ``check``, for data that cannot make candidates.
+        ValueError: before the first round, for data that cannot make candidates.
     """
 
     def prepare_round(self, round_idx: int, cohort: Sequence[Client], federation: Federation) -> None:
