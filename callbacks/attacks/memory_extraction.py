@@ -84,6 +84,8 @@ class MemoryExtraction(Attack):
     ) -> None:
         super().__init__(**kwargs)
         self.check_at_least_one(samples=samples, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        if clients is not None and not clients:
+            raise ValueError("MemoryExtraction.clients=[] must name clients, or be null for all")
         check_range("MemoryExtraction.temperature", temperature, 0, float("inf"), above_low=True)
         check_range("MemoryExtraction.top_p", top_p, 0, 1, above_low=True)
         self.samples, self.temperature, self.top_p, self.forms = samples, temperature, top_p, forms

@@ -165,7 +165,7 @@ def dirichlet(
         groups: as in `iid`; a group has the category of its first example.
 
     Raises:
-        ValueError: ``alpha`` <= 0, only one category, or ``min_size`` not reached in 100 draws.
+        ValueError: ``alpha`` is not above 0, only one category, or ``min_size`` not reached in 100 draws.
 
     Examples:
         >>> split = dirichlet(["x"] * 6 + ["y"] * 6, num_clients=2, alpha=0.05, seed=1, min_size=3)
@@ -233,7 +233,7 @@ def _draw_owners(
 
 
 def _check_dirichlet(labels: np.ndarray, num_clients: int, alpha: float, min_size: int) -> None:
-    if alpha <= 0:
+    if not alpha > 0:  # NaN too
         raise ValueError(f"alpha is {alpha}, but a Dirichlet distribution needs alpha > 0, for example 0.3.")
     if not 1 <= num_clients * max(min_size, 1) <= len(labels):
         raise ValueError(

@@ -77,7 +77,7 @@ def test_energies_are_of_the_model_as_it_stands_and_leave_it_alone(module):
 def test_what_has_no_energy_is_refused(module):
     with pytest.raises(ValueError, match="the continuation '' of 'c' has no tokens"):
         module.free_energies(["c"], [""])
-    with pytest.raises(ValueError, match=r"temperature=0.0 must be in \(0, inf\]"):
+    with pytest.raises(ValueError, match=r"temperature=0.0 must be in \(0, inf\)"):
         module.free_energies(["c"], [" a"], temperature=0.0)
     with pytest.raises(ValueError, match="more than the model's 64: shorten the prompt"):
         module.free_energies(["the cat " * 70], [" A"])

@@ -278,10 +278,11 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tiny_model, 
 
 def test_settings_and_data_of_one_attack(tiny_model, tmp_path):
     for settings, said in (
-        ({"temperature": 0}, r"temperature=0 must be in \(0, inf\]"),
+        ({"temperature": 0}, r"temperature=0 must be in \(0, inf\)"),
         ({"top_p": 0}, r"top_p=0 must be in \(0, 1\]"),
         ({"forms": "input"}, r"MemoryExtraction: forms='input' is not one of all, without_input"),
         ({"samples": 0}, r"MemoryExtraction\.samples=0 must be at least 1"),
+        ({"clients": []}, r"MemoryExtraction\.clients=\[\] must name clients"),
         ({"clients": ["c9"]}, r"MemoryExtraction\.clients: 'c9' has no rows; there are c0, c1, c2"),
     ):
         with refusal(said):

@@ -218,8 +218,8 @@ def test_a_run_has_the_same_weights_with_and_without_the_attack(tiny_model, tmp_
         ({"prefixes": 0}, r"ClientExtraction\.prefixes=0 must be at least 1"),
         ({"context_words": 0}, r"ClientExtraction\.context_words=0 must be at least 1"),
         ({"steps": -1}, r"ClientExtraction\.steps=-1 must be at least 0"),
-        ({"lr": 0}, r"ClientExtraction\.lr=0 must be in \(0, inf\]"),
-        ({"temperature": 0}, r"ClientExtraction\.temperature=0 must be in \(0, inf\]"),
+        ({"lr": 0}, r"ClientExtraction\.lr=0 must be in \(0, inf\)"),
+        ({"temperature": 0}, r"ClientExtraction\.temperature=0 must be in \(0, inf\)"),
     ],
 )
 def test_settings_that_are_refused(settings, message):

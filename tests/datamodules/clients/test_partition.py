@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from refusals import refusal
@@ -69,8 +71,9 @@ def test_small_alpha_means_few_categories_per_client():
 
 def test_dirichlet_refuses_what_cannot_be():
     labels = ["x"] * 5 + ["y"] * 5
-    with refusal(r"alpha is 0"):
-        dirichlet(labels, 2, 0, seed=0)
+    for alpha in (0, math.nan):
+        with refusal(f"alpha is {alpha}"):
+            dirichlet(labels, 2, alpha, seed=0)
     with refusal(r"6 clients with min_size=2 need 12 examples, but there are 10"):
         dirichlet(labels, 6, 1.0, seed=0, min_size=2)
     with refusal(r"every example has the category 'x'.*partition.by=iid"):

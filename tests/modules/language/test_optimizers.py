@@ -18,7 +18,7 @@ from fedlight.modules.sft import SFTModule
         ({"optimizer": {"args": {"betas": 0.9}}}, r"optimizer.args={'betas': 0.9} does not fit AdamW"),
         ({"optimizer": {"args": {"betas": [0.9]}}}, r"optimizer.args={'betas': \[0.9\]} does not fit AdamW"),
         ({"optimizer": {"args": {"betas": [1, 0]}}}, "does not fit AdamW: Invalid beta parameter at index 0"),
-        ({"lr": 0}, r"lr=0 must be in \(0, inf\]"),
+        ({"lr": 0}, r"lr=0 must be in \(0, inf\)"),
         ({"optimizer": {"schedule": "cosin"}}, "did you mean 'cosine'"),
         ({"base": "nf8"}, "did you mean 'nf4'"),
         ({"dtype": "float"}, "dtype='float'"),
