@@ -130,11 +130,11 @@ class FeatureSelectorModule(OptimizedModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Mapping[str, Tensor]:
         """Log the means and return which examples are decided correctly; see `log_choices`."""
-        return self._evaluate("val", batch)
+        return log_choices(self, "val", self.ensemble_logits(batch), batch["labels"])
 
     def test_step(self, batch: Batch, batch_idx: int) -> Mapping[str, Tensor]:
         """Log the means and return which examples are decided correctly; see `log_choices`."""
-        return self._evaluate("test", batch)
+        return log_choices(self, "test", self.ensemble_logits(batch), batch["labels"])
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Return the log-probabilities of A and B, ``(batch, 2)``, or ``(batch, 2, U)`` with several heads."""
@@ -172,9 +172,6 @@ class FeatureSelectorModule(OptimizedModule):
                 "dimension, hidden and num_adapters as when it was saved"
             )
         self.heads.load_state_dict(weights)
-
-    def _evaluate(self, stage: str, batch: Batch) -> Mapping[str, Tensor]:
-        return log_choices(self, stage, self.ensemble_logits(batch), batch["labels"])
 
     def _check_batch(self, batch: Batch) -> None:
         check_batch(batch, {"features": 3, "labels": 1}, type(self).__name__, self.data_hint)

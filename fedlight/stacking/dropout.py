@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlight.support.checks import check_range
 from fedlight.support.pokes import backward_pass
 
 LANES = 1 << 16
@@ -201,7 +200,6 @@ class SeededDropout(nn.Module):
 
     def __init__(self, rate: float, masks: DropoutMasks, number: int, weight_of: nn.Module) -> None:
         super().__init__()
-        check_range("rate", rate, 0, 1)
         self.rate, self.masks, self.number = rate, masks, number
         self._weight_of = (weight_of,)  # in a tuple: it is no part of this layer
 

@@ -90,7 +90,8 @@ def compare_losses(
             stacked = module.example_losses(batch)[rows]
         finally:
             stack.leave()
-    is_16_bits = _is_in_16_bits(module)
+    kinds = {p.dtype for p in module.parameters() if p.is_floating_point()}
+    is_16_bits = "16" in str(module.trainer.precision) or bool(kinds & {torch.bfloat16, torch.float16})
     most = IN_16_BITS if is_16_bits else NOT_ROUNDING
     slack = most + OF_EFFECT * effect if is_16_bits and math.isfinite(effect) else most
     if not _alike(alone, beside, most, slack):
@@ -142,8 +143,3 @@ def check_shape(name: str, losses: Tensor, counts: Sequence[int]) -> None:
             f"{name}.example_losses gives losses of shape {tuple(losses.shape)} for a batch of {sum(counts)} examples",
             "give one for each, (examples,)",
         )
-
-
-def _is_in_16_bits(module: L.LightningModule) -> bool:
-    kinds = {p.dtype for p in module.parameters() if p.is_floating_point()}
-    return "16" in str(module.trainer.precision) or bool(kinds & {torch.bfloat16, torch.float16})

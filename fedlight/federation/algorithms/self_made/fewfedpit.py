@@ -78,7 +78,8 @@ class FewFedPIT(Algorithm):
         ]
 
     def send(self, visit: Visit, client: Client, state: State) -> State | None:
-        return state if self._is_first(visit) else None
+        first, *_ = self._splits.get(visit.client_id, [visit.split])
+        return state if visit.split == first else None
 
     def finish_visit(self, visiting: Visiting, movement: State, work: Work) -> Update | None:
         return super().finish_visit(visiting, movement, work) if self._is_last(visiting.visit) else None
@@ -120,9 +121,6 @@ class FewFedPIT(Algorithm):
             return [PRIVATE]
         trains_private = self.beta > 0 or (self.scorer == "private" and left > 0)
         return [PRIVATE] * trains_private + [SYNTHETIC] * (left > 0)
-
-    def _is_first(self, visit: Visit) -> bool:
-        return self._splits.get(visit.client_id, [visit.split])[0] == visit.split
 
     def _is_last(self, visit: Visit) -> bool:
         return self._splits.get(visit.client_id, [visit.split])[-1] == visit.split
