@@ -7,7 +7,7 @@ from torch import nn
 
 from fedlight.callbacks.loop.visits.visit import RankedExchange
 from fedlight.federation.algorithm import Average, aggregation_of
-from fedlight.federation.algorithms.lora.flexlora import FlexLoRA, best_factors, over_holders
+from fedlight.federation.algorithms.lora.flexlora import HOLDS, FlexLoRA, best_factors, over_holders
 from fedlight.federation.algorithms.lora.hetlora import HetLoRA
 from fedlight.federation.client import Client, Identity, Visit, Work
 from fedlight.federation.lora.products import Term, singular_vectors
@@ -91,6 +91,10 @@ def test_what_nobody_of_a_round_has_is_gone_or_stays():
     for make in (HetLoRA, FlexLoRA):
         assert after(make(), 1, {"a": 1, "b": 1})[1] == pytest.approx(0.0, abs=1e-6)
         assert after(make(missing="skip"), 1, {"a": 1, "b": 1}) == pytest.approx(VALUES, rel=1e-5)
+    algorithm, state = FlexLoRA(missing="skip"), start()
+    algorithm.check(federation())
+    whole = algorithm.start_visit(Visit("a", 1), Client("a", 1, 1.0), state)  # of the module's rank
+    assert algorithm.finish_visit(whole, state, WORK).movement[HOLDS + A].tolist() == [1.0, 1.0]
 
 
 def test_after_zero_padding_it_cannot_be_learned_again_and_after_flexlora_it_can():

@@ -80,7 +80,7 @@ class FlexLoRA(UnlikeRanks):
         if update is None or self.missing == "zero":
             return update
         holds = {HOLDS + pair.a: torch.ones(pair.rank(movement), dtype=torch.float64) for pair in self._pairs}
-        for vector in holds.values():
+        for vector in holds.values() if visiting.lora_rank is not None else ():
             vector[visiting.lora_rank :] = 0  # r_k < j
         return replace(update, movement=movement | holds)
 
