@@ -79,7 +79,9 @@ class AdapterExport(Checked, L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics, rounds = dict(trainer.callback_metrics), None
         if (keeper := self._keeper(trainer)) is not None:
-            metrics, rounds = self._load_best(keeper, trainer, pl_module)
+            score, rounds = self._load_best(keeper, trainer, pl_module)
+            # Other scores are of the last epoch; the privacy of the whole run holds for each of its models.
+            metrics = {name: x for name, x in metrics.items() if name.startswith("fed/")} | score
         if not trainer.is_global_zero:  # all processes load the best epoch, one writes it
             return
         with whole_folder(self.folder) as new:  # a kill leaves the whole folder or none

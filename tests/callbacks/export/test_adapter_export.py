@@ -87,6 +87,8 @@ class Scored(L.Callback):
 
     def on_train_epoch_end(self, trainer, pl_module):
         trainer.callback_metrics["score/x"] = torch.tensor(self.scores[trainer.current_epoch])
+        spent = {"fed/epsilon": 2.0 + trainer.current_epoch, "fed/delta": 1e-5}
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in spent.items()})
 
 
 def fit_scored(folder, scores, epochs, checkpoint=None, monitor="score/x"):
@@ -112,6 +114,7 @@ def test_holds_the_weights_of_the_best_epoch_by_a_metric(tmp_path):
     card = (tmp_path / "adapter/README.md").read_text()
     assert "0.75" in card
     assert "0.25" not in card  # the score of the last epoch, whose weights are not in the folder
+    assert "| differential privacy | epsilon 4 at delta 1e-05 towards" in card  # of the whole run
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
