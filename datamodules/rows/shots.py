@@ -39,6 +39,14 @@ class Draw(Settings):
     records: int
     num_test: int
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_clients * self.records > len(FIRST) * len(LAST):
+            raise ValueError(
+                f"draw.records={self.records} for {self.num_clients} clients are more than the {len(FIRST) * len(LAST)} "
+                "made-up people: lower one of them"
+            )
+
 
 def draw_shots(
     source: str,

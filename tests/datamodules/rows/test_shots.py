@@ -47,6 +47,8 @@ def test_clients_have_short_rows_and_records_that_only_they_tell(tmp_path):
 def test_too_few_rows_are_refused(tmp_path):
     with pytest.raises(RowsError, match="2 clients have 7 rows of max_characters=26, fewer than"):
         drawn(tmp_path, num_clients=3)
+    with pytest.raises(ValueError, match="records=2 for 73 clients are more than the 144 made-up people"):
+        Draw(num_clients=73, shots=1, records=2, num_test=1)
 
 
 def test_choices_answer_other_questions_on_the_same_subject(tmp_path):
