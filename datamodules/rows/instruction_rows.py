@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.rows.columns import Columns, check_columns, complete_columns, field_at, text_at
-from fedlight.datamodules.rows.fields import OWNERS, make_question_key, make_row_key
+from fedlight.datamodules.rows.fields import NO_SLOTS, OWNERS, make_question_key, make_row_key
 from fedlight.datamodules.rows.given import GivenRows, RowsError
 from fedlight.datamodules.text.chat import read_turns, write_turns
 from fedlight.datamodules.text.templates import MESSAGES, Template, check_prompt
@@ -93,11 +93,17 @@ def _end_with_answer(messages: str) -> dict[str, str]:
 
 
 def check_slots(columns: Columns, template: Template, setting: str = "columns") -> None:
-    """Raise ValueError where a column map has no column, "", for the response or a required slot of the template."""
+    """Raise ValueError where a column map has no column, "", for the response or a required slot, or an unknown name."""
     needed = [*template.required, *(["response"] if MESSAGES not in template.slots else [])]
     for name in needed:
         if columns.get(name) == "":
             raise ValueError(f"{setting} has no {name!r}. Set {setting}.{name} to the column that holds it.")
+    known = [*template.slots, *NO_SLOTS]
+    # A map for several templates may have an input for those that show one.
+    if unknown := [name for name, path in columns.items() if path and name not in [*known, "input"]]:
+        raise ValueError(
+            f"{setting}.{unknown[0]}={columns[unknown[0]]} would be read for nothing: use the names {', '.join(known)}."
+        )
 
 
 @dataclass

@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedlight.datamodules.rows.columns import check_columns, find_value, text_at
+from fedlight.datamodules.rows.columns import check_columns, find_value
+from fedlight.datamodules.rows.fields import make_row_key
+from fedlight.datamodules.rows.instruction_rows import check_slots, read_instructions
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Synthesis
 from fedlight.datamodules.text.templates import Template
@@ -31,7 +33,8 @@ class SubstituteRows(Synthesis):
         source: source of the rows, see `fedlight.datamodules.rows.rows`.
         number: rows of each client and round, >= 1; the ``keep`` of the generated candidates that they replace.
         split: split of a hub dataset.
-        columns: slot of the template, or ``response``, -> column; a name left out is a column of the same name.
+        columns: slot of the template, or ``response``, -> column, as for `InstructionDataModule`, which also says what a name
+            left out is.
         where: column -> values; only rows with one of these values are drawn, such as ``{domain: [medicine]}``.
 
     Raises:
@@ -58,7 +61,7 @@ class SubstituteRows(Synthesis):
     def make(
         self, clients: Mapping[str, Sequence[Fields]], template: Template, model: AnswersPrompts, seed: int
     ) -> dict[str, list[Candidate]]:
-        pool = self._read_pool((*template.slots, "response"))
+        pool = self._read_pool(template)
         drawn = {client: self._draw(client, pool, rows, seed) for client, rows in clients.items()}
         total = sum(map(len, drawn.values()))
         self.counts, self.notes = Counter({TRIED: total, SURVIVED: total}), Counter()
@@ -67,8 +70,8 @@ class SubstituteRows(Synthesis):
     def _draw(
         self, client: str, pool: Sequence[dict[str, str]], rows: Sequence[Fields], seed: int
     ) -> list[Candidate]:
-        held = {tuple(sorted(row.items())) for row in rows}  # a client gets none of its own rows
-        left = [row for row in pool if tuple(sorted(row.items())) not in held]
+        held = set(map(make_row_key, rows))  # a client gets none of its own rows
+        left = [row for row in pool if make_row_key(row) not in held]
         if len(left) < self.number:
             raise ValueError(
                 f"{self.source}: {len(left)} rows are no rows of client {client}, fewer than number={self.number}: give a "
@@ -77,15 +80,14 @@ class SubstituteRows(Synthesis):
         rng = np.random.default_rng(derive_seed(seed, "substitute", client))
         return [Candidate(dict(left[index])) for index in rng.choice(len(left), self.number, replace=False)]
 
-    def _read_pool(self, names: tuple[str, ...]) -> list[dict[str, str]]:
-        """Return the texts of these slots in each row of the source, read once; a row without a response is left out."""
-        if names not in self._pools:
+    def _read_pool(self, template: Template) -> list[dict[str, str]]:
+        """Return the texts of the template's slots in each row of the source, read once, as clients' rows are read."""
+        if template.slots not in self._pools:
+            check_slots(self.columns, template)
             rows = load_rows(self.source, self.split)
-            columns = {name: self.columns.get(name, name) for name in names}
-            check_columns(rows, {**columns, **{column: column for column in self.where}}, self.source)
+            check_columns(rows, {column: column for column in self.where}, self.source, "where")
             kept = [row for row in rows if all(str(find_value(row, c)) in v for c, v in self.where.items())]
-            pool = [{name: text_at(row, path) for name, path in columns.items()} for row in kept]
-            self._pools[names] = [row for row in pool if row["response"]]
-            if not self._pools[names]:
-                raise RowsError(f"{self.source}: no row with a response has {self.where}. Check where.")
-        return self._pools[names]
+            if not kept:
+                raise RowsError(f"{self.source}: no row has {self.where}. Check where.")
+            self._pools[template.slots] = read_instructions(kept, self.columns, template, self.source)
+        return self._pools[template.slots]

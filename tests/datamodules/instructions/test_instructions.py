@@ -53,6 +53,10 @@ def test_errors_of_columns_name_their_keys(build):
         build(columns={"response": "answer"})
     with pytest.raises(ValueError, match=r"columns has no 'response'. Set columns.response to the column"):
         build(columns={"response": ""})
+    with pytest.raises(
+        ValueError, match=r"columns.output=task would be read for nothing: use the names instr"
+    ):
+        build(columns={"output": "task"})
     with pytest.raises(RowsError, match=r"no column 'tsak' \(mapped to 'client'\).* Set columns\.client to"):
         build(columns={"client": "tsak"})
     with pytest.raises(ValueError, match=r"partition.by=client .* for example columns.client: worker"):

@@ -4,6 +4,7 @@ from tiny_world import write_rows
 
 from fedlight.datamodules.rows.rows import RowsError
 from fedlight.datamodules.synthesis.substitute_rows import SubstituteRows
+from fedlight.datamodules.text.chat import write_turns
 from fedlight.datamodules.text.templates import Template
 
 Q = Template("Q: {question} A:")
@@ -52,7 +53,7 @@ def test_settings_that_make_no_sense_are_refused(source):
         SubstituteRows(source, number=0)
     with pytest.raises(RowsError, match="no column 'question'"):
         make(source, columns={})
-    with pytest.raises(RowsError, match=r"no row with a response has .*law.*Check where"):
+    with pytest.raises(RowsError, match=r"no row has .*law.*Check where"):
         make(source, where={"topic": ["law"]})
     with pytest.raises(RowsError, match="no column 'subject'"):
         make(source, where={"subject": ["law"]})
@@ -62,3 +63,15 @@ def test_other_settings_make_other_candidates(source):
     one = SubstituteRows(source, where={"topic": ["odd"]}).settings()
     assert one["class"] == "SubstituteRows"
     assert (one["source"], one["number"], one["where"]) == (source, 16, {"topic": ["odd"]})
+
+
+def test_rows_are_read_as_those_of_clients(tmp_path):
+    asked = [[{"role": "user", "content": row["ask"]}] for row in ROWS]
+    said = [{"messages": [*turns, {"role": "assistant", "content": "yes"}]} for turns in asked]
+    source = write_rows(tmp_path / "said.jsonl", [*said, *said[:3]])
+    template, own = Template("{messages}", "messages"), {"messages": write_turns(asked[0]), "response": "yes"}
+    drawn = SubstituteRows(source, number=19).make({"u": [own]}, template, None, 0)["u"]
+    assert len({one.fields["messages"] for one in drawn}) == 19  # no row twice
+    assert own not in [one.fields for one in drawn]
+    with refusal("columns.respones=topic would be read for nothing: use the names question"):
+        make(source, columns={"question": "ask", "respones": "topic"})
