@@ -19,12 +19,12 @@ from fedlight.datamodules.federated.datamodule import FederatedDataModule
 from fedlight.datamodules.instructions.reports import SetupReport, padding_shares
 from fedlight.datamodules.preferences.baselines import describe
 from fedlight.datamodules.preferences.format import Format, encode_comparisons
-from fedlight.datamodules.rows.columns import REPLIES, complete_columns, value_at
+from fedlight.datamodules.rows.columns import REPLIES, check_names, complete_columns, value_at
 from fedlight.datamodules.rows.given import GivenRows, Source, refuse_too_long
 from fedlight.datamodules.rows.poison import PoisonedVotes
 from fedlight.datamodules.rows.rows import load_rows
 from fedlight.datamodules.rows.split import Split
-from fedlight.datamodules.rows.votes import Votes, map_groups, read_votes
+from fedlight.datamodules.rows.votes import VOTE_NAMES, Votes, map_groups, read_votes
 from fedlight.datamodules.text.examples import (
     ChoiceExamples,
     Examples,
@@ -102,6 +102,7 @@ class PreferenceDataModule(FederatedDataModule):
         self.examples_each = 2 if view == "selector" and format.form != "features" else 1
         self.choices = format.choices
         self.template = self._choose_template(format)
+        check_names(self.columns, (*VOTE_NAMES, *self.template.slots))
         self.tokenizer_name, self.max_tokens = tokenizer, max_tokens
         self.partition, self.holdout = partition, split.holdout
         self._is_by_client = partition is None or partition.by == "client"

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import StackDataset
 
 from fedlight.datamodules.federated.datamodule import FederatedDataModule
-from fedlight.datamodules.rows.columns import check_columns, field_at
+from fedlight.datamodules.rows.columns import check_columns, check_names, field_at
 from fedlight.datamodules.rows.exclusion import Excluded, exclude_prompts
 from fedlight.datamodules.rows.given import RowsError, Source, name_source, refuse_too_long
 from fedlight.datamodules.rows.rows import load_rows
@@ -42,7 +42,7 @@ class PromptDataModule(FederatedDataModule):
             ``too_long`` add up to all rows.
 
     Raises:
-        ValueError: ``exclude`` has a slot without a column, or ``limit`` is below 1.
+        ValueError: ``exclude`` has a slot without a column, a name of ``columns`` is misspelled, or ``limit`` is below 1.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class PromptDataModule(FederatedDataModule):
         refuse_below(1, limit=limit)
         self.source, self.split = name_source(source), split
         self.template = Template.named(template, columns or {}, asks="prompt")
+        check_names(columns or {}, self.template.slots)
         self.columns = {**{slot: slot for slot in self.template.slots}, **(columns or {})}
         self.tokenizer_name, self.max_tokens, self.limit = tokenizer, max_tokens, limit
         self.exclude = exclude or {}

@@ -12,6 +12,7 @@ evaluation compares with what an algorithm finds and which no model sees. Every 
 
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any
 
 from fedlight.datamodules.rows.rows import RowsError
@@ -99,6 +100,20 @@ def complete_columns(
         if present[name] or name not in optional
     }
     return {**columns, **added}
+
+
+def check_names(columns: Columns, names: Sequence[str]) -> None:
+    """Raise ValueError for a name of a column map that is nearly one of these, which the map lacks.
+
+    Examples:
+        >>> check_names({"clients": "worker"}, ["prompt", "client"])
+        Traceback (most recent call last):
+        ValueError: columns.clients would be read for nothing; did you mean 'client'?
+    """
+    lacking = [name for name in names if name not in columns]
+    for name in columns:
+        if name not in names and (near := get_close_matches(name, lacking, 1, cutoff=0.8)):
+            raise ValueError(f"columns.{name} would be read for nothing; did you mean {near[0]!r}?")
 
 
 def check_columns(

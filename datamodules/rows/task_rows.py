@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlight.datamodules.rows.columns import check_columns, find_value
+from fedlight.datamodules.rows.columns import check_columns, check_names, find_value
 from fedlight.datamodules.rows.rows import RowsError, load_rows
 from fedlight.datamodules.text.templates import Template
 from fedlight.support.checks import Checked
@@ -57,7 +57,9 @@ class TaskRows(Checked):
 
         Raises:
             RowsError: the rows cannot be read, a column does not exist, or no row is left.
+            ValueError: a name of ``columns`` is misspelled.
         """
+        check_names(self.columns, names)
         rows = load_rows(self.source, self.split)
         if self.share is not None:
             rows = [rows[row] for row in draw_test_rows(len(rows), self.share, self.share_seed)]

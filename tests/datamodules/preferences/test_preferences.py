@@ -127,6 +127,7 @@ UNKNOWN = [{**row, "response_a": f"gut{row['response_a']}", "response_b": "schle
         ({"holdout": Holdout("topic", ["t9"])}, "holdout value 't9' occurs in no row. topic has: t0, t1, t2"),
         ({"holdout": Holdout("debate", ["t1"])}, "no column 'debate'"),
         ({"holdout": Holdout("topic", ["t*"])}, "holdout.values cover every row"),
+        ({"columns": {"scorea": "who"}}, "columns.scorea would be read for nothing; did you mean 'score_a'?"),
         ({"choice_template": f"{{title}} {CHOICE}"}, "no column 'title' .* Set columns.title to one of them"),
         (
             {"view": "dpo", "generation_template": "{prompt} {chosen}"},

@@ -57,6 +57,8 @@ def test_what_cannot_be_excluded_is_named(tmp_path, posts, excluded, causal):
         ready([{"post": ""}], causal)
     with pytest.raises(RowsError, match=r"no column 'body'"):
         ready(posts, causal, exclude={"clients": Excluded(every, column="body", slot="post")})
+    with refusal("columns.posts would be read for nothing; did you mean 'post'?"):
+        ready(posts, causal, columns={"posts": "body"})
     with refusal(r"exclude.clients.slot='title' is none of the prompts' slots \(post\)"):
         ready(posts, causal, exclude={"clients": Excluded(every, column="text", slot="title")})
 

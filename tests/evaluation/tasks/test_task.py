@@ -178,6 +178,10 @@ def test_what_cannot_be_meant_is_refused(rows, tmp_path):
             make(rows, **{name: int(value)})
     with pytest.raises(ValueError, match="no column 'answer'"):
         make(rows, columns={"response": "answer"}).read()
+    with pytest.raises(
+        ValueError, match=r"columns.respones would be read for nothing; did you mean 'response'"
+    ):
+        make(rows, columns={"respones": "output"}).read()
     with pytest.raises(ValueError, match=r"slot \{post\}, but the task fills instruction, input"):
         ExactMatch(TaskRows(rows, columns=COLUMNS, template="{post}")).read()
     blank = write_rows(tmp_path / "blank.jsonl", [*ROWS, {**ROWS[0], "instruction": "", "input": ""}])
