@@ -33,8 +33,7 @@ class SubstituteRows(Synthesis):
         source: source of the rows, see `fedlight.datamodules.rows.rows`.
         number: rows of each client and round, >= 1; the ``keep`` of the generated candidates that they replace.
         split: split of a hub dataset.
-        columns: slot of the template, or ``response``, -> column, as for `InstructionDataModule`, which also says what a name
-            left out is.
+        columns: slot of the template, or ``response``, -> column; names left out are found as by `InstructionDataModule`.
         where: column -> values; only rows with one of these values are drawn, such as ``{domain: [medicine]}``.
 
     Raises:
