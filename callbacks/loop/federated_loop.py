@@ -186,6 +186,7 @@ class FederatedLoop(Checked, L.Callback):
         """Raise ValueError for a trainer, module or datamodule that do not suit the settings; nothing needs to be set up."""
         guard.refuse_cut_rounds(trainer, self.rounds_done)
         guard.refuse_own_iteration(module)
+        guard.refuse_kept(trainer, module)
         self._data = federated_data(trainer)
         self._parts = [*parts_in_order(self, trainer, current_team())]
         self._run = self.run_type(trainer, module, self)
@@ -359,7 +360,8 @@ class FederatedLoop(Checked, L.Callback):
         hints = {"lr": module_lr, "trainer.gradient_clip_val": trainer.gradient_clip_val}
         metrics = under_way.finish(hints)
         self.group, self._round = OpenGroup(), None
-        guard.TRAINED.update({id(part): part for part in (self.algorithm, self.server)})
+        for part in (self.algorithm, self.server):
+            vars(part)[guard.TRAINED] = True
         self.rounds_done += 1  # Lightning counts only after the checkpoint of a validation
         metrics |= round_metrics(self.visit_records, len(self._rounds.cohort), self.deployed) | run.logged
         run.logged = {}

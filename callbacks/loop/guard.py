@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol, runtime_checkable
-from weakref import WeakValueDictionary
 
 import lightning as L
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -16,8 +15,10 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.plugins import DeepSpeedPrecision, FSDPPrecision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.utils._pytree import tree_leaves
 
-from fedlight.federation.protocols import FederatedData
+from fedlight.callbacks.loop.run import SharesOut
+from fedlight.federation.protocols import FederatedData, TrainsRounds
 from fedlight.processes.strategy import ClientParallelStrategy
 from fedlight.support.settings_record import (
     constructor_arguments,
@@ -108,6 +109,17 @@ def refuse_own_iteration(module: L.LightningModule) -> None:
         )
 
 
+def refuse_kept(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Raise ValueError for hyperparameters that hold a callback of the federation, and through it the trainer."""
+    for owner in (module, trainer.datamodule):  # type: ignore[attr-defined]
+        for name, value in owner.hparams.items() if owner is not None else ():
+            if any(isinstance(leaf, (TrainsRounds, SharesOut)) for leaf in tree_leaves(value)):
+                raise ValueError(
+                    f"hparams.{name} of {type(owner).__name__} holds a callback of the federation, which no checkpoint "
+                    f"can keep, since it holds the trainer: leave it out, save_hyperparameters(ignore=[{name!r}])"
+                )
+
+
 def refuse_cut_short(trainer: L.Trainer, round_idx: int, num_batches: int) -> None:
     """Raise ``ValueError`` for an epoch that ended before its round, unless the trainer was told to stop."""
     if not trainer.should_stop:
@@ -125,14 +137,14 @@ def refuse_middle_of_epoch(epoch: int, batch_idx: int) -> NoReturn:
     )
 
 
-TRAINED: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""Algorithms and server optimizers that have been through a round, by their ids."""
+TRAINED = "_has_trained"
+"""Attribute of algorithms and server optimizers that have been through a round, and so of their copies, also in files."""
 
 
 def refuse_used(trainer: L.Trainer, rounds_done: int, *parts: Any) -> None:
     """Raise ValueError for an algorithm or server optimizer that would begin a new run with what it knows of another."""
     for part in parts if rounds_done == 0 and trainer.ckpt_path is None else ():
-        if id(part) in TRAINED and part.state_dict():
+        if TRAINED in vars(part) and part.state_dict():
             raise ValueError(
                 f"this {type(part).__name__} remembers the rounds of another FederatedLoop: make a new one for a new run"
             )

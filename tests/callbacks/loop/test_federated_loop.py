@@ -101,11 +101,24 @@ def test_module_and_callbacks_are_told_before_the_first_batch_of_each_visit():
         (lambda: trainer(1, [federate(1)[1]]).fit(module(), wrapped()), "make a new one"),
         (lambda: FederatedLoop(clients_per_round=0), "clients_per_round=0 must be at least 1"),
         (lambda: FederatedLoop(local_steps=0), "local_steps=0 must be at least 1"),
+        (
+            lambda: kept_by_the_module(FederatedLoop(clients_per_round=2)),
+            r"hparams\.federation of Keeps holds .*save_hyperparameters\(ignore=\['federation'\]\)",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(make, message):
     with refusal(message):
         make()
+
+
+def kept_by_the_module(loop):
+    class Keeps(Regression):
+        def __init__(self, federation):
+            super().__init__()
+            self.save_hyperparameters()
+
+    trainer(1, [loop]).fit(Keeps([loop]), wrapped())
 
 
 def wrapped():

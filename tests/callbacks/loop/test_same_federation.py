@@ -1,3 +1,5 @@
+import copy
+
 import lightning as L
 import numpy as np
 import pytest
@@ -172,6 +174,8 @@ def test_objects_of_an_earlier_run_go_on_from_its_checkpoint_and_begin_no_run_wi
     if learns:
         with refusal(r"remembers the rounds of another FederatedLoop: make a new one for a new run"):
             run(**used)
+        with refusal("remembers the rounds of another FederatedLoop"):
+            run(**copy.deepcopy(used))  # as out of a module's hyperparameters
     else:
         assert_equal(weights(run(**used)[0]), weights(model))
 
