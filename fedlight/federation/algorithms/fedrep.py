@@ -67,7 +67,8 @@ class FedRep(Algorithm):
 
     def is_private(self, name: str) -> bool:
         """Return whether a parameter belongs to the head."""
-        return any(fnmatchcase(f".{name}.", f"*.{pattern}.*") for pattern in self.private)  # whole parts
+        path = f".{name}.".replace("._orig_mod.", ".")  # which torch.compile puts into names
+        return any(fnmatchcase(path, f"*.{pattern}.*") for pattern in self.private)  # whole parts
 
     # The server: it averages bodies
 

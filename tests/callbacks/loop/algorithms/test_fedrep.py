@@ -144,6 +144,7 @@ def test_patterns_that_name_nothing_or_everything_are_refused(private, message):
         ("layers.1", "net.layers.11.weight", False),
         ("lora_?", "net.0.lora_A.default.weight", True),
         ("classifier", "network.base_model.model.classifier.modules_to_save.default.weight", True),
+        ("body.0", "body._orig_mod.0.weight", True),  # a body that torch.compile has wrapped
     ],
 )
 def test_a_pattern_is_a_part_of_a_dotted_name(pattern, name, expected):
