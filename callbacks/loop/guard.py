@@ -6,12 +6,6 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import lightning as L
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
-    LearningRateFinder,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
 from lightning.pytorch.plugins import DeepSpeedPrecision, FSDPPrecision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -31,6 +25,11 @@ from fedlight.support.settings_record import (
 
 def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
     """Raise ValueError for trainer settings that would end a round early or mix clients, or for a used loop."""
+    if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(trainer).__mro__):
+        raise ValueError(
+            "the trainer is of the package pytorch_lightning, whose classes are not those of lightning, so settings that "
+            "cannot work would pass: replace pytorch_lightning by lightning.pytorch in the program, which is the same code"
+        )
     if trainer.current_epoch == 0 and rounds_done > 0:
         raise ValueError(
             f"this FederatedLoop has done {rounds_done} rounds already: make a new one for a new run, "
@@ -69,11 +68,13 @@ def refuse_cut_rounds(trainer: L.Trainer, rounds_done: int) -> None:
     if trainer.max_epochs in (None, -1, 0):
         raise ValueError(f"trainer.max_epochs={trainer.max_epochs}: give the number of rounds, at least 1")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, (StochasticWeightAveraging, WeightAveraging)):
+        # By name, as pytorch_lightning has the same ones, and Lightning takes its callbacks, too.
+        kinds = {kind.__name__ for kind in type(callback).__mro__}
+        if kinds & {"StochasticWeightAveraging", "WeightAveraging"}:
             raise ValueError(
                 f"{type(callback).__name__} averages weights across clients while they train: take it out"
             )
-        if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
+        if kinds & {"BatchSizeFinder", "LearningRateFinder"}:
             raise ValueError(
                 f"{type(callback).__name__} tries values on training batches before the first round, whoever's they are: "
                 "use it in a run without the federation, and set what it finds"

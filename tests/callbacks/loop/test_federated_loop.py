@@ -1,3 +1,5 @@
+from importlib import import_module
+
 import lightning as L
 import numpy as np
 import pytest
@@ -102,6 +104,16 @@ def test_module_and_callbacks_are_told_before_the_first_batch_of_each_visit():
         (lambda: FederatedLoop(clients_per_round=0), "clients_per_round=0 must be at least 1"),
         (lambda: FederatedLoop(local_steps=0), "local_steps=0 must be at least 1"),
         (
+            lambda: FederatedLoop().setup(other_package().Trainer(max_epochs=1), module(), "fit"),
+            r"of the package pytorch_lightning.*by lightning\.pytorch in the program",
+        ),
+        (
+            lambda: trainer(
+                1, [FederatedLoop(), other_package().callbacks.StochasticWeightAveraging(0.1)]
+            ).fit(module(), wrapped()),
+            "StochasticWeightAveraging averages weights across clients",
+        ),
+        (
             lambda: kept_by_the_module(FederatedLoop(clients_per_round=2)),
             r"hparams\.federation of Keeps holds .*save_hyperparameters\(ignore=\['federation'\]\)",
         ),
@@ -110,6 +122,11 @@ def test_module_and_callbacks_are_told_before_the_first_batch_of_each_visit():
 def test_what_cannot_be_meant_is_refused(make, message):
     with refusal(message):
         make()
+
+
+def other_package():
+    """Lightning's code under its older name, on which lightning depends."""
+    return import_module("pytorch_lightning")
 
 
 def kept_by_the_module(loop):
