@@ -121,7 +121,7 @@ def pieces_of(summed: Any) -> Iterator[dict[str, Any]]:
     return pieces() if pieces else iter([summed.partial()])
 
 
-class WeightedSum(Checked, Aggregation):
+class WeightedSum(Aggregation):
     """``scale * sum(w_m * delta_m) / divisor``, tensor by tensor over the clients that sent it.
 
     Each product, the sum of the products and the sum of the weights are correctly rounded to fp64.
@@ -143,6 +143,8 @@ class WeightedSum(Checked, Aggregation):
     def __init__(
         self, divide_by: Literal["weight", "count", "one"], scale: float | Mapping[str, float] = 1.0
     ) -> None:
+        if divide_by not in ("weight", "count", "one"):
+            raise ValueError(f"WeightedSum.divide_by={divide_by!r} must be 'weight', 'count' or 'one'")
         self.divide_by = divide_by
         self.scale = scale
         self.sums = ExactSums()

@@ -78,10 +78,7 @@ ROWS = [{"instruction": "w1", "response": "x"}]
         ),
         (lambda: FederatedLoop(aggregation=TrimmedMean), "None: give an object, aggregation=TrimmedMean()"),
         (lambda: FederatedLoop(aggregation=[]), "aggregation=[] must be an Aggregation or None"),
-        (
-            lambda: WeightedSum("wieght"),
-            "divide_by='wieght' is not one of weight, count, one; did you mean 'weight'?",
-        ),
+        (lambda: WeightedSum("wieght"), "divide_by='wieght' must be 'weight', 'count' or 'one'"),
         (lambda: FedAdam(lr=math.inf), "lr=inf must be above 0 and finite at the server"),
         (lambda: FedAdam(tau=math.inf), "tau=inf must be above 0 and finite at the server"),
         (lambda: SFTModule("toy", lr=math.inf), "lr=inf must be in (0, inf)"),
