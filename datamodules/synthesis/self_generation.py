@@ -31,7 +31,7 @@ from fedlight.datamodules.synthesis.filters import NO_MATCH, REASONS, REFUSALS, 
 from fedlight.datamodules.synthesis.generation import BatchGenerator, Prompt, Reply
 from fedlight.datamodules.synthesis.prompts import SelfGenerationPrompts, prompts_in
 from fedlight.datamodules.synthesis.synthesis import SURVIVED, TRIED, Candidate, Dropped, Synthesis
-from fedlight.datamodules.text.templates import Template
+from fedlight.datamodules.text.templates import MESSAGES, Template
 from fedlight.evaluation.tasks.model import AnswersPrompts, HoldsTokenizer
 from fedlight.support.checks import Settings, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
@@ -133,7 +133,7 @@ class SelfGeneration(Synthesis):
 
     Raises:
         ValueError: a setting is out of range, or all candidates of a client would be the same; in `make`, the template has
-            no ``instruction_slot``.
+            no ``instruction_slot``, or shows whole conversations.
     """
 
     def __init__(
@@ -172,6 +172,11 @@ class SelfGeneration(Synthesis):
     def make(
         self, clients: Mapping[str, Sequence[Fields]], template: Template, model: AnswersPrompts, seed: int
     ) -> dict[str, list[Candidate]]:
+        if MESSAGES in template.slots:
+            raise ValueError(
+                "SelfGeneration writes no conversations: give data.columns.instruction and data.columns.response in place "
+                "of messages, such as messages.0 and messages.1"
+            )
         if self.instruction_slot not in template.slots:
             raise ValueError(
                 f"instruction_slot={self.instruction_slot!r}, but the template has {', '.join(template.slots)}: "

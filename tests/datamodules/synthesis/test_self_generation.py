@@ -58,6 +58,8 @@ def test_a_template_without_inputs_has_none():
     assert dropped(synthesis) == {"no_match": 1}
     with refusal(r"instruction_slot='instruction', but the template has question: set"):
         in_words().make({"a": own}, template, ScriptedModel(), 0)
+    with refusal("SelfGeneration writes no conversations: give data.columns.instruction and"):
+        once(1, instruction_slot="messages").make({"a": []}, Template("{messages}"), ScriptedModel(), 0)
 
 
 def test_further_slots_are_left_empty():
