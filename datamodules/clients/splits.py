@@ -70,7 +70,7 @@ def hold_out(
         if len(client_keys) == 1:  # one key cannot be on two sides
             train[client] = val[client] = indices
             continue
-        wanted = min(max(1, int(share * len(client_keys))), at_most)
+        wanted = min(max(1, int(share * len(client_keys) + 1e-9)), at_most)  # 0.29 * 100 is 28.999...
         rng = np.random.default_rng(derive_seed(seed, "validation", client))  # independent of other clients
         chosen = rng.permutation(client_keys)[:wanted]
         held = np.isin(keys[indices], chosen)  # [examples of the client]

@@ -89,9 +89,18 @@ def test_a_split_needs_its_column():
         Partition("dirichlet").split([], [], range(3), seed=0)
 
 
-@pytest.mark.parametrize(("pairs", "validation"), [(1, 1), (2, 1), (39, 1), (40, 2), (100, 5), (9000, 200)])
-def test_validation_sizes(pairs, validation):
-    train, val = hold_out({"u": np.arange(pairs)}, np.arange(pairs), 0.05, 200, seed=0)
+@pytest.mark.parametrize(
+    ("pairs", "share", "validation"),
+    [
+        *(
+            (pairs, 0.05, number)
+            for pairs, number in ((1, 1), (2, 1), (39, 1), (40, 2), (100, 5), (9000, 200))
+        ),
+        (100, 0.29, 29),
+    ],
+)
+def test_validation_sizes(pairs, share, validation):
+    train, val = hold_out({"u": np.arange(pairs)}, np.arange(pairs), share, 200, seed=0)
     assert len(val["u"]) == validation
     assert len(train["u"]) == max(pairs - validation, 1)
 
