@@ -13,7 +13,7 @@ import lightning as L
 
 from fedlight.processes.work import is_first
 from fedlight.support.checks import Checked
-from fedlight.support.files import csv_text, full_disk_named, read_csv, write_whole
+from fedlight.support.files import csv_text, full_disk_named, read_csv, refuse_unwritable, write_whole
 
 Record = dict[str, int | float | str]
 """Row of a table of the run: column -> value."""
@@ -119,6 +119,9 @@ class RoundLog(Checked, L.Callback):
 
     Args:
         path: the file; None: ``log_name`` in the trainer's ``default_root_dir``.
+
+    Raises:
+        OSError: before training, for a ``path`` that cannot be written.
     """
 
     log_name: ClassVar[str]
@@ -130,6 +133,8 @@ class RoundLog(Checked, L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Name the table's file; a run that begins has none of its rows, and a checkpoint is loaded later."""
         self._table.file = Path(self.path or Path(trainer.default_root_dir) / self.log_name)
+        if self.path and stage == "fit" and is_first():
+            refuse_unwritable(self._table.file.parent, f"{type(self).__name__}.path")
         if stage == "fit" and trainer.current_epoch == 0:
             self.load_state_dict({"last_round": -1, "digest": ""})
 

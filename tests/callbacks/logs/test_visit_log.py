@@ -117,3 +117,10 @@ def test_a_log_that_was_changed_is_named_and_not_gone_on_with(tmp_path):
     log.unlink()
     go_on()
     assert {row["round"] for row in table(log)} == {"1", "2"}
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    trainer = make_trainer(1, [log := VisitLog(str(tmp_path / "file/visits.csv"))])
+    with pytest.raises(OSError, match=r"VisitLog\.path=.*file cannot be written \("):
+        log.setup(trainer, OneWeight(), "fit")
