@@ -203,6 +203,7 @@ def _with_bias(twin: nn.Module, layer: nn.Linear) -> nn.Module:
 def _following(layer: nn.Module, twin: nn.Module) -> Callable[[Tensor], Tensor]:
     """Return the twin's ``forward`` in the layer's mode."""
 
+    @torch.compiler.disable  # in a module that is compiled, bitsandbytes makes the compiler fail
     def forward(inputs: Tensor) -> Tensor:
         twin.training = layer.training  # bitsandbytes chooses its kernels by the mode
         return cast(Tensor, twin.forward(inputs))

@@ -161,6 +161,17 @@ def test_any_module_with_frozen_layers(bits):
     assert torch.equal(run(module, inputs), exact)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_body_that_is_compiled_computes_in_each_precision_as_one_that_is_not():
+    plain, compiled, inputs = mixed(), mixed(), torch.randn(2, 96)
+    compiled["body"].compile(backend="eager")
+    bases = [QuantizedBase(module) for module in (plain, compiled)]
+    for bits in (16, 4, 8, 16, 4):
+        for base in bases:
+            base.use(bits)
+        assert torch.equal(run(plain, inputs), run(compiled, inputs)), bits
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_weights_that_were_loaded_anew_are_quantized_anew(bits):
     module, inputs = mixed(), torch.randn(8, 96)
