@@ -9,6 +9,7 @@ loggers keep their meaning.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -229,7 +230,10 @@ class FederatedLoop(Checked, L.Callback):
 
     def _read_parameters(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Read the federated parameters, which the module or callbacks may have changed."""
-        self._parameters = self._run.parameters = optimizers.federated_parameters(trainer, module)
+        named = optimizers.federated_parameters(trainer, module)
+        states = (part.state_dict() for part in (self.algorithm, self.server))
+        optimizers.refuse_renamed(self._parameters, named, chain(states, map(self.memory.load, self.clients)))
+        self._parameters = self._run.parameters = named
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the epoch of a checkpoint that was taken when its round was over and the epoch was not."""

@@ -25,7 +25,7 @@ smallest scale at the end of a visit.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -76,6 +76,20 @@ def federated_parameters(trainer: L.Trainer, module: L.LightningModule) -> dict[
                 "and '16-mixed' compute in 16 bits and leave parameters in float32"
             )
     return named
+
+
+def refuse_renamed(
+    before: Mapping[str, Tensor], now: Mapping[str, Tensor], remembered: Iterable[object]
+) -> None:
+    """Raise ValueError for a parameter with another name than before in a run that has ``remembered`` something by name."""
+    names = {id(parameter): name for name, parameter in before.items()}
+    for name, parameter in now.items():
+        if (was := names.get(id(parameter), name)) != name and any(remembered):
+            raise ValueError(
+                f"{was} is called {name} since the last round, as pruning does, and what algorithm, server or clients "
+                "remember of it is under its former name: prune before or after the run, or take FedAvg, Average and a "
+                "channel that remembers nothing"
+            )
 
 
 def refuse_joined(trainer: L.Trainer, parameters: dict[str, Tensor], client_id: str) -> None:

@@ -1,17 +1,19 @@
+from contextlib import nullcontext
+
 import lightning as L
 import pytest
 import torch
 from fleets import make_fleet
-from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint
+from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint, ModelPruning
 from plain_lightning import Numbers, assert_equal, federate, seeded, ten_clients, trainer, weights
 from refusals import refusal
 from torch import nn
 from torch.func import functional_call
 from written_out import LR, assert_close, combined, doubled, recorded
 
-from fedlight import FedAvgM, FederatedLoop, FederatedWrapper, LocalOnly, Scaffold
+from fedlight import Ditto, FedAvgM, FederatedLoop, FederatedWrapper, LocalOnly, Scaffold, Wire
 from fedlight.callbacks.loop.checkpoint import HeldState
-from fedlight.federation import ClientMemories
+from fedlight.federation import ClientMemories, TopK
 
 
 class Transfer(L.LightningModule):
@@ -242,3 +244,21 @@ def test_with_devices_whose_memory_is_planned_a_change_of_what_is_trained_is_ref
 ):
     with refusal(r"fleet: backbone.bias and 1 others joined .* frozen or thawed, .* from the start"):
         federate(model=seeded(model), callbacks=callbacks, fleet=make_fleet(tmp_path, phone={}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_refused"),
+    [
+        ({}, False),
+        ({"server": FedAvgM()}, True),
+        ({"algorithm": Ditto()}, True),
+        ({"channel": Wire(up=TopK(0.5))}, True),
+    ],
+    ids=["nothing remembered", "momentum", "own models", "error feedback"],
+)
+def test_what_is_pruned_has_another_name_under_which_nothing_is_remembered(settings, is_refused):
+    model = seeded(Transfer)
+    prune = ModelPruning("l1_unstructured", [(model.head[1], "weight")], amount=0.5)
+    renamed = "head.1.weight is called head.1.weight_orig since the last round"
+    with refusal(renamed) if is_refused else nullcontext():
+        federate(2, model=model, callbacks=[prune], **settings)
