@@ -172,7 +172,7 @@ def dirichlet(
         >>> sorted(len(indices) for indices in split.values())
         [6, 6]
     """
-    labels = np.asarray(labels)
+    labels = _in_a_row(np.asarray(labels), "labels")
     _check_dirichlet(labels, num_clients, alpha, min_size)
     group_of = (
         np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
@@ -199,7 +199,8 @@ def by_key(keys: Sequence[str] | np.ndarray, min_size: int = 1) -> Clients:
         >>> {client: indices.tolist() for client, indices in by_key(["u", "v", "u"], min_size=2).items()}
         {'u': [0, 2]}
     """
-    names, key_of, counts = np.unique(np.asarray(keys, dtype=str), return_inverse=True, return_counts=True)
+    row = _in_a_row(np.asarray(keys, dtype=str), "keys")
+    names, key_of, counts = np.unique(row, return_inverse=True, return_counts=True)
     # Stable, so that each part is one key's indices in ascending order.
     starts = np.split(np.argsort(key_of, kind="stable"), np.cumsum(counts)[:-1])
     split = {str(name): part for name, part in zip(names, starts, strict=True) if len(part) >= min_size}
@@ -208,6 +209,13 @@ def by_key(keys: Sequence[str] | np.ndarray, min_size: int = 1) -> Clients:
             f"min_size={min_size} is above the {counts.max(initial=0)} examples of the largest client: lower it"
         )
     return split
+
+
+def _in_a_row(values: np.ndarray, name: str) -> np.ndarray:
+    """Return one value of each example, ``(examples,)``, also of those in a column; raise ValueError for several."""
+    if values.size != len(values):
+        raise ValueError(f"{name} has the shape {values.shape}: give one value for each example")
+    return values.reshape(-1)
 
 
 def _draw_owners(

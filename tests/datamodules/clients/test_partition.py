@@ -46,6 +46,20 @@ def test_by_key_drops_small_clients_and_keeps_the_order_of_rows():
         by_key(["v", "u", "w", "u", "v", "u"], min_size=4)
 
 
+@pytest.mark.parametrize(
+    "split", [by_key, lambda values: dirichlet(values, num_clients=2, alpha=1.0, seed=0)]
+)
+def test_a_column_of_values_is_a_row_and_a_table_is_refused(split):
+    values = np.array(["u", "v", "u", "w"])
+    rows, columns = (
+        {client: indices.tolist() for client, indices in split(given).items()}
+        for given in (values, values[:, None])
+    )
+    assert rows == columns
+    with refusal(r"has the shape \(4, 3\): give one value for each example"):
+        split(np.eye(4, 3))
+
+
 def test_dirichlet_gives_every_client_its_minimum_and_no_prompt_to_two():
     rng = np.random.default_rng(0)
     groups = rng.integers(0, 120, 600)
