@@ -14,6 +14,7 @@ from fedlight.support.files import read_bytes, read_text, sealed, unsealed, writ
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
+COMPILED = "._orig_mod"
 CHECKSUMS = "checksums.json"
 """File with digests of the other two: safetensors has none and would load a flipped bit as another weight."""
 
@@ -133,7 +134,20 @@ def save_adapters(network: Any, folder: str | Path) -> None:
     # Without save_embedding_layers PEFT asks the hub whether the vocabulary has grown.
     network.save_pretrained(str(folder), save_embedding_layers=False)
     for name in network.peft_config:
-        _write_digests(Path(folder) if name == "default" else Path(folder) / name)
+        place = Path(folder) if name == "default" else Path(folder) / name
+        _name_as_uncompiled(place / WEIGHTS)
+        _write_digests(place)
+
+
+def _name_as_uncompiled(file: Path) -> None:
+    """Take out of the names in a file what torch.compile has put there for layers: else other bases would not find them."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(file)
+    if any(COMPILED in name for name in weights):
+        save_file(
+            {name.replace(COMPILED, ""): weight for name, weight in weights.items()}, file, {"format": "pt"}
+        )
 
 
 def copy_adapters(folder: str | Path, target: Path, base: str) -> list[str]:

@@ -207,7 +207,11 @@ def merge_copy(network: Any, base: str) -> Any:
             f"save_merged adds one adapter to the base, this module has {len(network.peft_config)}: save_adapter "
             "writes a folder of each, of which adapter= takes one"
         )
-    return _merge(copy.deepcopy(network))
+    merged = _merge(copy.deepcopy(network))
+    for part in [*merged.modules()]:
+        for name, layer in part.named_children():
+            setattr(part, name, getattr(layer, "_orig_mod", layer))  # torch.compile changes names below it
+    return merged
 
 
 def _merge(network: Any) -> Any:

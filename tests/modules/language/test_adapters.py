@@ -58,6 +58,24 @@ def test_save_merged_gives_a_model(trained, tmp_path):
         again.save_merged(tmp_path / "twice")
 
 
+def test_layers_that_are_compiled_are_saved_as_others(trained, llama, tmp_path):
+    module, _ = trained
+    layers, batch = module.causal_lm.model.layers, make_sft_batch(seed=4)
+    plain = [*layers]
+    for number, layer in enumerate(plain):
+        layers[number] = torch.compile(layer, backend="eager")
+    module.save_adapter(tmp_path / "adapter")
+    module.save_merged(tmp_path / "whole")
+    for number, layer in enumerate(plain):  # the fixture is others' too
+        layers[number] = layer
+    for settings in (
+        {"model": llama, "adapter": str(tmp_path / "adapter")},
+        {"model": str(tmp_path / "whole")},
+    ):
+        again = ready(SFTModule(**settings)).eval()
+        torch.testing.assert_close(again.example_losses(batch), module.eval().example_losses(batch))
+
+
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
 def test_an_adapter_of_a_weight_that_layers_share_is_not_merged(llama, tmp_path):
     """The embedding would get the head's adapter as well."""
