@@ -59,7 +59,9 @@ def add_adapters(
 ) -> Any:
     """Return a base with the adapters of a `LanguageModule`'s settings."""
     if options.adapter is not None and not options.merge_adapter:
-        return load_adapters(network, options.adapter, task, names)
+        network = load_adapters(network, options.adapter, task, names)
+        _refuse_changed_base(network, options.adapter)
+        return network
     if options.merge_adapter:
         network = _merge(load_adapters(network, options.adapter, task)).requires_grad_(False)
     lora = get_lora_settings(options, task)
@@ -194,6 +196,23 @@ def load_adapters(network: Any, folder: str, task: str, names: Sequence[str] = (
     return network
 
 
+def _refuse_changed_base(network: Any, folder: str) -> None:
+    """Raise ValueError for adapters of others that PEFT cannot switch off: the raw base would not be what it was."""
+    for config in network.peft_config.values():
+        drawn = config.init_lora_weights  # True, False or a name
+        changes = {
+            f"bias={config.bias}": config.bias != "none",
+            f"init_lora_weights={drawn}": str(drawn).startswith(("pissa", "olora", "corda", "lora_ga")),
+            "layer_replication": config.layer_replication is not None,
+        }
+        if any(changes.values()):
+            setting = next(name for name, is_set in changes.items() if is_set)
+            raise ValueError(
+                f"adapter={folder!r} has PEFT's {setting}, which also changes the base, so the raw model could not be "
+                "compared with it: set merge_adapter=true, or convert it to plain LoRA"
+            )
+
+
 def merge_copy(network: Any, base: str) -> Any:
     """Return a copy of the base with its adapter added to its weights.
 
@@ -307,7 +326,9 @@ def _train_in_fp32(network: Any) -> Any:
 
 def _cast_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     dtype = next(module.parameters()).dtype  # fp32, unless trainer.precision is 64-true
-    return tuple(value.to(dtype) for value in inputs)
+    return tuple(
+        value.to(dtype) if value.is_floating_point() else value for value in inputs
+    )  # tokens stay whole
 
 
 @contextmanager

@@ -98,6 +98,47 @@ def test_adapters_that_do_not_fit(saved, llama, bert, tmp_path):
         ready(SelectorModule(bert, head="classifier", adapter=saved[1]))
 
 
+@pytest.fixture
+def foreign(llama, tmp_path):
+    """Save an adapter by PEFT alone, with its settings, and return its folder."""
+
+    def save(**settings):
+        from peft import LoraConfig, get_peft_model
+
+        base = LlamaForCausalLM.from_pretrained(llama)
+        config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", **settings)
+        network = get_peft_model(base, config)
+        network.save_pretrained(str(tmp_path / "foreign"), save_embedding_layers=False)
+        return str(tmp_path / "foreign")
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("bias", "all"), ("init_lora_weights", "pissa"), ("init_lora_weights", "olora")]
+)
+def test_a_foreign_adapter_that_changes_the_base_is_merged_or_refused(foreign, llama, setting, value):
+    """Answers without it, such as those of DPO's reference, would not be the base's."""
+    from peft import PeftModel
+
+    folder = foreign(**{setting: value})
+    with pytest.raises(ValueError, match=f"{setting}={value}, which also changes the base"):
+        ready(SFTModule(llama, adapter=folder))
+    merged = ready(SFTModule(llama, adapter=folder, merge_adapter=True)).eval()
+    plain = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(llama), folder).eval()
+    inputs = {name: make_sft_batch(seed=4)[name] for name in ("input_ids", "attention_mask")}
+    torch.testing.assert_close(merged.network(**inputs).logits, plain(**inputs).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_embeddings_of_a_foreign_adapter_are_trained_on(foreign, llama):
+    module = ready(SFTModule(llama, adapter=foreign(modules_to_save=["embed_tokens"])))
+    module.example_losses(make_sft_batch(seed=4)).mean().backward()
+    (embeddings,) = (
+        weight for name, weight in module.named_parameters() if "embed_tokens.modules_to" in name
+    )
+    assert embeddings.grad.count_nonzero()
+
+
 def test_an_adapter_of_a_smaller_model_does_not_fit(saved, tmp_path):
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
