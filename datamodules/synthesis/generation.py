@@ -110,7 +110,7 @@ class BatchGenerator:
                     max_new_tokens=self.max_new_tokens,
                     seed=derive_seed(seed, client, at),
                     stop=self.stop,
-                    strip=True,
+                    strip=False,  # a blank is a token of its own, or a part of one
                 )
                 advance(len(batch))
                 return [text for (text,) in answers]
@@ -119,7 +119,7 @@ class BatchGenerator:
         order = chain.from_iterable(batch for _, _, batch in batches)  # the order of the answers
         by_place = dict(zip(order, answered, strict=True))
         texts = [by_place[index] for index in range(len(distinct))]
-        answers_and_cuts = list(zip(texts, self._find_cut(texts), strict=True))
+        answers_and_cuts = list(zip(map(str.strip, texts), self._find_cut(texts), strict=True))
         if self.temperature > 0:  # answers to equal prompts differ
             return answers_and_cuts
         by_prompt = dict(zip(distinct, answers_and_cuts, strict=True))

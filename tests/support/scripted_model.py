@@ -31,10 +31,10 @@ class ScriptedModel:
         self, prompts, n=1, temperature=0.7, top_p=1.0, max_new_tokens=80, seed=0, *, stop=(), strip=True
     ):
         assert n == 1
-        assert strip
         assert self.fits(prompts, max_new_tokens) == [True] * len(prompts)
         self.calls.append((len(prompts), temperature, seed, tuple(stop), max_new_tokens))
-        return [[" ".join(self._one(prompt).split(" ")[:max_new_tokens])] for prompt in prompts]
+        texts = [" ".join(self._one(prompt).split(" ")[:max_new_tokens]) for prompt in prompts]
+        return [[text.strip() if strip else text] for text in texts]
 
     def _one(self, prompt):
         if not prompt.endswith("\nInput:"):

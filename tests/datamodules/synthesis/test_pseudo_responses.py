@@ -21,7 +21,7 @@ class Speaker:
         self.asked = []
 
     def generate(self, prompts, n, temperature, top_p, max_new_tokens, seed, *, stop, strip):
-        assert (n, temperature, list(stop), strip) == (1, 0.0, [], True)
+        assert (n, temperature, list(stop), strip) == (1, 0.0, [], False)
         self.asked.append(list(prompts))
         return [[self.answers[prompt]] for prompt in prompts]
 

@@ -216,6 +216,17 @@ def test_endless_responses_are_dropped_unless_they_are_wanted():
     assert made(kept, {"a": rows(4)}, model)["a"][0]["response"].startswith("on and on")
 
 
+def test_blanks_around_a_cut_answer_count_as_tokens():
+    answer = "\nInput: none\nResponse: done"
+    model = ScriptedModel(respond=lambda *_: answer)
+    model.tokenizer = lambda texts, add_special_tokens: {"input_ids": [[*text] for text in texts]}
+    synthesis = once(1, responses=NewResponses(max_new_tokens=len(answer)))
+    assert made(synthesis, {"a": rows(4)}, model) == {"a": []}
+    assert dropped(synthesis) == {"cut_off": 1}
+    longer = once(1, responses=NewResponses(max_new_tokens=len(answer) + 1))
+    assert made(longer, {"a": rows(4)}, model)["a"][0]["response"] == "done"
+
+
 def test_a_prompt_that_does_not_fit_shows_less():
     own = rows(8)
     short = {"instruction": "be brief now", "input": "", "response": "so"}
