@@ -278,7 +278,7 @@ def prompts_in(template: Template, end: str, instruction: str, given: str) -> Se
     short = short.replace("{input}", "")  # as rows with an empty input are rendered
     # An example ends before a fixed text, of which the first one begins a line.
     fixed_texts = [text for form in forms for text, *_ in Formatter().parse(f"\n{form}") if text.strip()]
-    stops = tuple(dict.fromkeys(_first_line(text) for text in fixed_texts))
+    stops = tuple(dict.fromkeys([*map(_first_line, fixed_texts), *template.stops]))
     response = continuation(full, "{response}") + escape(end)
     asked = full.partition("{input}")[0].rstrip(" ")  # ends where an input follows
     return SelfGenerationPrompts(

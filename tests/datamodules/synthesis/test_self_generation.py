@@ -325,7 +325,7 @@ def test_clients_with_inputs_have_the_model_write_an_input_first():
     inputs, responses = model.asked[2:3], model.asked[3:]
     (prompt, stops) = inputs[0]
     assert prompt.endswith("</s>\n<u>write about thing2\nOf:")  # the model's end of a turn ends each example
-    assert stops == ("\n<u>", "\nOf:", "</s>")
+    assert stops == ("\n<u>", "\nOf:", "</s>", "\n</s>", "\n<a>")
     assert {prompt.rpartition("<u>")[2] for prompt, _ in responses} == {
         "write about thing2\nOf: seven</s>\n<a>",
         "write about thing1\nOf: </s>\n<a>",

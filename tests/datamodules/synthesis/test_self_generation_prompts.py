@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS
+from fedlight.datamodules.synthesis.prompts import FEWFEDPIT_PROMPTS, prompts_in
+from fedlight.datamodules.text.templates import Template
 
 
 def changed(**parts):
@@ -61,6 +62,13 @@ def test_prompts_of_ones_own_in_the_form_of_the_tiny_model():
 )
 def test_answers(answer, read):
     assert FEWFEDPIT_PROMPTS.read_response(answer) == read
+
+
+def test_an_answer_in_the_clients_template_ends_before_any_header_of_it():
+    prompts = prompts_in(Template.named("alpaca"), "\n\n", "instruction", "input")
+    for header in ("Instruction", "Input", "Response"):
+        assert f"\n### {header}:" in prompts.response.stop
+        assert f"\n### {header}:" in prompts.input.stop
 
 
 def test_an_instruction_may_have_to_match_a_pattern():
