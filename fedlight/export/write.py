@@ -249,7 +249,8 @@ def _prompts(opened: Opened, folder: Path | None, adapters: Sequence[str]) -> st
         text += f"\n\nand this one where `{template.trim}` is empty:\n\n```text\n{template.without.text}\n```"
     if not issubclass(opened.kind, SelectorModule):
         follows = "The answer follows" if template.is_chat else "A blank and the answer follow"
-        return f"{text}\n\n{follows}; `model.generate` with `do_sample=False` gives the likeliest one."
+        plain = "`do_sample=False` and `repetition_penalty=1.0`, which a base may set otherwise,"
+        return f"{text}\n\n{follows}; `model.generate` with {plain} gives the likeliest one."
     if folder is None:
         return text
     asked = (opened.adapter and read_asked(opened.adapter)) or opened.kind(**opened.settings).asked

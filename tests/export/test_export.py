@@ -135,6 +135,7 @@ def test_no_folder_of_this_machine_and_no_row_is_in_an_export(run, exported, for
     assert "FedAvg" in card
     assert "2 clients" in card or "4" in card
     assert "what color" not in card
+    assert "repetition_penalty=1.0" in card  # without it the base's generation_config.json decides
 
 
 def test_selectors_vote_as_the_run_would(base, selectors, exported_selectors):
