@@ -49,7 +49,10 @@ def fit(tiny_model, tmp_path):
             ".lr=0.0 must be above 0 and finite at the server",
         ),
         (["--federated.server=FedYogi", "--federated.server.beta2=1"], ".beta2=1.0 must be at least 0"),
-        (["--federated.server=FedAdagrad", "--federated.server.tau=0"], ".tau=0.0 must be above 0 and finite at the"),
+        (
+            ["--federated.server=FedAdagrad", "--federated.server.tau=0"],
+            ".tau=0.0 must be above 0 and finite at the",
+        ),
         (["--federated.memory=ClientMemories"], "federated: FederatedLoop has no setting 'memory'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
