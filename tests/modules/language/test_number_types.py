@@ -4,6 +4,7 @@ bf16 is really computed in: by instructions where this processor has them, else 
 """
 
 import logging
+from inspect import unwrap
 from types import SimpleNamespace
 
 import pytest
@@ -130,7 +131,7 @@ def test_a_devices_base_computes_the_same_on_every_cpu(build, has_bf16):
     module, batch = build("sft")
     QuantizedBase(module).use(4)
     layers = quantizable_layers(module)
-    held = [cell.cell_contents for layer in layers.values() for cell in layer.forward.__closure__]
+    held = [cell.cell_contents for layer in layers.values() for cell in unwrap(layer.forward).__closure__]
     twins = [part for part in held if isinstance(part, nn.Module) and hasattr(part, "compute_dtype")]
     assert {twin.compute_dtype for twin in twins} == {torch.float32}
     loaded, _ = build("sft", base="nf4", dtype="fp32")
