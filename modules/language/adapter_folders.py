@@ -133,9 +133,11 @@ def save_adapters(network: Any, folder: str | Path) -> None:
         )
     # Without save_embedding_layers PEFT asks the hub whether the vocabulary has grown.
     network.save_pretrained(str(folder), save_embedding_layers=False)
+    is_compiled = any(COMPILED in name for name, _ in network.named_modules())
     for name in network.peft_config:
         place = Path(folder) if name == "default" else Path(folder) / name
-        _name_as_uncompiled(place / WEIGHTS)
+        if is_compiled:
+            _name_as_uncompiled(place / WEIGHTS)
         _write_digests(place)
 
 
@@ -143,11 +145,8 @@ def _name_as_uncompiled(file: Path) -> None:
     """Take out of the names in a file what torch.compile has put there for layers: else other bases would not find them."""
     from safetensors.torch import load_file, save_file
 
-    weights = load_file(file)
-    if any(COMPILED in name for name in weights):
-        save_file(
-            {name.replace(COMPILED, ""): weight for name, weight in weights.items()}, file, {"format": "pt"}
-        )
+    weights = {name.replace(COMPILED, ""): weight for name, weight in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
 
 
 def copy_adapters(folder: str | Path, target: Path, base: str) -> list[str]:

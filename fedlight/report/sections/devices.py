@@ -45,18 +45,7 @@ PANELS = 4
 """Runs that have a panel of their own."""
 POINTS = 100
 """Most places along an axis of rounds; of more rounds, neighbours are averaged."""
-SHADES = (
-    COLORS[0],
-    "0.75",
-    COLORS[1],
-    COLORS[4],
-    COLORS[3],
-    COLORS[5],
-    COLORS[2],
-    COLORS[6],
-    "0.5",
-    COLORS[7],
-)
+SHADES = (COLORS[0], "0.75", *(COLORS[number] for number in (1, 4, 3, 5, 2, 6)), "0.5", COLORS[7])
 """Of `OUTCOMES`."""
 BAR = 0.26  # inches
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
