@@ -2,8 +2,12 @@ import subprocess
 import sys
 
 import pytest
+from ranks import run_ranks
 
+from fedlight.federation.algorithm import Algorithm
+from fedlight.federation.algorithms.fedprox import FedProx
 from fedlight.lightning_cli.class_names import same_class
+from fedlight.lightning_cli.cli import OneLineParser, find_by_name
 
 
 @pytest.mark.parametrize(
@@ -38,24 +42,20 @@ def test_public_names_need_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.slow
-def test_a_class_of_the_same_name_does_not_make_fedlights_ambiguous():
+def test_a_class_of_the_same_name_does_not_make_fedlights_ambiguous(tmp_path):
     """A project has a FedProx, and a config of fedlight names its FedProx by the name alone."""
-    code = """
-from fedlight import Algorithm, FedProx
-from fedlight.lightning_cli.cli import OneLineParser, find_by_name
 
-theirs = [type(name, (FedProx,), {"__module__": module}) for name, module in NAMES]
-find_by_name()
-parser = OneLineParser(exit_on_error=False)
-parser.add_argument("--algorithm", type=Algorithm)
-assert parser.parse_args(["--algorithm=FedProx"]).algorithm.class_path.startswith("fedlight.")
-try:
-    parser.parse_args(["--algorithm=Mine"])
-except Exception as error:
-    assert "Multiple subclasses with name Mine" in str(error), error
-else:
-    raise SystemExit("a name of two classes was taken")
-"""
-    names = [("FedProx", "mine"), ("Mine", "first"), ("Mine", "second")]
-    subprocess.run([sys.executable, "-c", f"NAMES = {names}{code}"], check=True, timeout=120)
+    def work(rank):
+        theirs = [
+            type(name, (FedProx,), {"__module__": module})
+            for name, module in (("FedProx", "mine"), ("Mine", "first"), ("Mine", "second"))
+        ]
+        find_by_name()
+        parser = OneLineParser(exit_on_error=False)
+        parser.add_argument("--algorithm", type=Algorithm)
+        assert parser.parse_args(["--algorithm=FedProx"]).algorithm.class_path.startswith("fedlight.")
+        with pytest.raises(Exception, match="Multiple subclasses with name Mine"):
+            parser.parse_args(["--algorithm=Mine"])
+        return len(theirs)
+
+    run_ranks(1, work, tmp_path)  # in a process of their own, whose end takes the classes away
