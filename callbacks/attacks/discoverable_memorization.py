@@ -23,7 +23,6 @@ from fedlight.callbacks.attacks.attack import (
 )
 from fedlight.evaluation.extraction import (
     are_written,
-    contains_secret,
     exposure,
     identifiers,
     recalls,
@@ -128,7 +127,7 @@ class DiscoverableMemorization(Attack):
                 record["identifiers"] = float(np.mean(are_written(wanted, [record["answer"]])))
         planted = [record for record in records if record["planted"]]
         for record in planted:
-            record["recovered"] = contains_secret([record["answer"]], record["response"])
+            record["recovered"] = are_written([record["response"]], [record["answer"]])[0]
         # Without random secrets there are no exposures.
         for record, bits in zip(planted, self._exposures(module, planted), strict=False):
             record["exposure"] = bits

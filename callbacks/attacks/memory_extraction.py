@@ -27,7 +27,6 @@ from fedlight.callbacks.attacks.records import GLOBAL
 from fedlight.evaluation.extraction import (
     are_written,
     compare_with_all,
-    contains_secret,
     identifiers,
     later_texts,
     opening_of,
@@ -126,8 +125,8 @@ class MemoryExtraction(Attack):
             for at, record in zip(answered, more, strict=True):
                 records[at] |= {f"response_{name}": value for name, value in record.items()}
         planted: list[dict[str, Any]] = [
-            {"canary": body, "client": owner, "recovered": contains_secret(texts, body)}
-            | {"secret": row["response"], "secret_recovered": contains_secret(answers, row["response"])}
+            {"canary": body, "client": owner, "recovered": are_written([body], texts)[0]}
+            | {"secret": row["response"], "secret_recovered": are_written([row["response"]], answers)[0]}
             for owner in clients
             for row in self._planted.get(owner, ())
             for body in self._bodies([row])

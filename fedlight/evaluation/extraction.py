@@ -187,13 +187,13 @@ def last_words(text: str, number: int | None) -> str:
 
 
 def are_written(codes: Sequence[str], texts: Sequence[str]) -> list[bool]:
-    """Return of each identifier whether a text contains it; see `contains_identifier`.
+    """Return of each identifier, or planted secret, whether a text contains it; see `contains_identifier`.
 
     Examples:
         >>> are_written(["4711", "555 0199"], ["It is 4711.", "Call 555 01999."])
         [True, False]
     """
-    tidy = [normalize_space(text) for text in texts]
+    tidy, codes = ([normalize_space(each) for each in side] for side in (texts, codes))
     # The plain search first: a thousand codes in a hundred texts take 0.04 s instead of 0.4 s.
     return [any(code in text and contains_identifier(text, code) for text in tidy) for code in codes]
 
@@ -206,12 +206,6 @@ def recalls(answers: Sequence[str], truths: Sequence[str]) -> list[dict[str, Any
         {"rouge_l": score, "exact": normalize_space(answer) == normalize_space(truth)}
         for score, answer, truth in zip(scores, answers, truths, strict=True)
     ]
-
-
-def contains_secret(texts: Sequence[str], secret: str) -> bool:
-    """Return whether a text contains the secret, as whole words."""
-    # The blanks keep a secret from being found inside a longer word.
-    return any(f" {normalize_space(secret)} " in f" {normalize_space(text)} " for text in texts)
 
 
 def exposure(log_prob: float, others: Sequence[float]) -> float:

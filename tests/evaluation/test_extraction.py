@@ -5,8 +5,8 @@ import pytest
 
 from fedlight.datamodules.text.templates import ALPACA, ALPACA_NO_INPUT, Template
 from fedlight.evaluation.extraction import (
+    are_written,
     compare_with_all,
-    contains_secret,
     exposure,
     opening_of,
     recalls,
@@ -41,9 +41,9 @@ def test_recalls_by_hand_and_secrets_in_whole_words():
     one, other = recalls(["the cat  sat", "a mat"], ["the cat sat", "the cat on a mat"])
     assert one == {"rouge_l": 1, "exact": True}
     assert other == {"rouge_l": pytest.approx(4 / 7), "exact": False}
-    assert contains_secret(["no", "it is 4 8\n1 5 ."], "4 8 1 5")
-    assert not contains_secret(["14 8 1 5", "4 8 1 50", "4 8 x 1 5", ""], "4 8 1 5")
-    assert not contains_secret([], "4 8 1 5")
+    for text, is_there in (("it is 4 8\n1 5 .", True), ("It is 4 8 1 5.", True), ("4 8 x 1 5", False)):
+        assert are_written(["4 8\n1 5"], ["no", text]) == [is_there]
+    assert are_written(["4 8 1 5"], ["14 8 1 5", "4 8 1 50", ""]) == are_written(["4 8 1 5"], []) == [False]
 
 
 @pytest.mark.parametrize("text", ["苹果 2 梨", "Иван Петров, 1987"])
