@@ -42,7 +42,8 @@ def alignment(mapped: np.ndarray, targets: np.ndarray, block: int = BLOCK) -> Al
         similar = mapped[rows] @ targets.T  # [block, texts]
         # The tolerance keeps rounding in the matrix product from putting the own target before itself.
         nearer[rows] = (similar > to_target[rows, None] + 1e-6).sum(axis=1)
-    return Alignment(float(to_target.mean()), float((nearer == 0).mean()), float((nearer < 10).mean()))
+    shares = ((~np.isnan(to_target) & (nearer < most)).mean() for most in (1, 10))  # NaN finds nothing
+    return Alignment(float(to_target.mean()), *map(float, shares))
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

@@ -212,13 +212,13 @@ def exposure(log_prob: float, others: Sequence[float]) -> float:
     """Return the exposure of a planted secret in bits, 1.4 on average if it was never seen.
 
     log2 of the number of candidates, the secret and at least one random other, minus log2 of the secret's rank by
-    log-probability; equally likely candidates rank before it.
+    log-probability; equally likely candidates rank before it, and so do all where the model gives NaN.
 
     Examples:
         >>> exposure(-1.0, [-2.0, -3.0, -4.0]), exposure(-3.5, [-2.0, -3.0, -4.0])
         (2.0, 0.415...)
     """
-    rank = 1 + sum(other >= log_prob for other in others)  # of equals the secret is the last
+    rank = 1 + sum(not other < log_prob for other in others)  # of equals the secret is the last
     return math.log2(len(others) + 1) - math.log2(rank)
 
 

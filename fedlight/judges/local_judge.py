@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from fedlight.datamodules.text.templates import Template
 from fedlight.evaluation.judge import Judge, check_slots
 from fedlight.evaluation.tasks.model import Likelihood
+from fedlight.evaluation.win_rate import wins
 from fedlight.generators.local_generator import make_ready
 from fedlight.judges.pairwise import AT_ONCE, WORDS, pairwise_prompt
 from fedlight.modules.language.base_model import Execution
@@ -28,8 +29,8 @@ CONTINUATIONS = [f" {word}" for word in WORDS]  # the blank belongs to the word'
 class LocalJudge(ReadsModel, Judge):
     """Judge that takes the likeliest of three verdicts; the model is loaded at the first pair to be read.
 
-    A pair that does not fit into the model is not read. Unless ``forced``, neither is one where a text other than a
-    verdict is likelier. The first of each kind is logged.
+    A pair that does not fit into the model is not read, nor one where it gives NaN, nor, unless ``forced``, one where a
+    text other than a verdict is likelier. The first of each kind is logged.
 
     Args:
         model: hub name, folder, or ``"toy"``.
@@ -48,7 +49,7 @@ class LocalJudge(ReadsModel, Judge):
 
     Attributes:
         too_long: number of pairs so far that did not fit.
-        unread: number of pairs so far where a text other than a verdict was likelier.
+        unread: number of other pairs so far that were not read.
 
     Raises:
         ValueError: a setting is misspelt or out of range; at a verdict, a slot of ``question`` is not among the fields, or
@@ -164,21 +165,27 @@ class LocalJudge(ReadsModel, Judge):
 def by_both_orders(as_a: Sequence[Likelihood], as_b: Sequence[Likelihood]) -> float:
     """Return 1 where the answer shown as A first, and as B then, has the higher log-odds over both orders, 0 where lower.
 
+    Equal odds give 0.5, and NaN among them NaN.
+
     Examples:
         >>> says = lambda a, b: [Likelihood(a, 1, False), Likelihood(b, 1, False)]
         >>> by_both_orders(says(-0.1, -2.6), says(-0.2, -2.4)), by_both_orders(says(-1.0, -2.0), says(-1.0, -2.0))
         (1.0, 0.5)
     """
     odds = [words[0].log_prob - words[1].log_prob for words in (as_a, as_b)]  # of A over B
-    return 0.5 if odds[0] == odds[1] else float(odds[0] > odds[1])
+    return math.nan if math.isnan(odds[0] - odds[1]) else wins(odds[:1], odds[1:])[0]
 
 
 def likeliest(log_probs: Sequence[float]) -> float:
     """Return the likeliest of the verdicts ``A`` (1), ``B`` (0) and ``tie`` (0.5) by log-probability; a tie if two tie.
 
+    NaN where one of them is NaN.
+
     Examples:
         >>> likeliest([-1.0, -2.0, -3.0]), likeliest([-2.0, -1.0, -1.5]), likeliest([-1.0, -1.0, -4.0])
         (1.0, 0.0, 0.5)
     """
+    if any(map(math.isnan, log_probs)):
+        return math.nan
     best = [worth for worth, value in zip(WORDS.values(), log_probs, strict=True) if value == max(log_probs)]
     return best[0] if len(best) == 1 else 0.5

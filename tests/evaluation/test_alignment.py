@@ -29,5 +29,7 @@ def test_blocks_do_not_matter(block):
 def test_equal_targets_do_not_count_against_each_other_and_sizes_have_to_fit():
     targets = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     assert alignment(targets, targets).top1 == 1
+    broken = np.where([[True], [False], [False]], np.nan, targets)
+    assert alignment(broken, targets)[1:] == alignment(targets, broken)[1:] == (2 / 3, 2 / 3)
     with pytest.raises(ValueError, match=r"mapped \(2, 3\) and targets \(2, 2\) must be equal"):
         alignment(np.ones((2, 3)), np.ones((2, 2)))

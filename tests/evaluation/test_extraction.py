@@ -62,7 +62,9 @@ def test_exposure_is_the_rank_among_all_candidates():
         assert exposure(value, others) == pytest.approx(math.log2(256 / rank))
     assert exposure(9.0, others) == 8
     assert exposure(-9.0, others) == 0
-    assert exposure(1.0, [1.0]) == 0  # no better than another
+    assert (
+        exposure(1.0, [1.0]) == exposure(math.nan, [1.0]) == exposure(1.0, [math.nan]) == 0
+    )  # no better than another
 
 
 def test_clients_take_turns():

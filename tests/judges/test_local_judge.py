@@ -8,7 +8,7 @@ from fedlight.evaluation.judge import BothPositions
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.generators.local_generator import LocalGenerator
 from fedlight.judges.duels import made_judge
-from fedlight.judges.local_judge import LocalJudge, likeliest
+from fedlight.judges.local_judge import LocalJudge, by_both_orders, likeliest
 from fedlight.judges.pairwise import WORDS, pairwise_prompt
 from fedlight.modules.sft import SFTModule
 
@@ -146,3 +146,9 @@ def test_a_template_reaches_the_judge_as_it_was_written(question):
 def test_equal_probabilities_tie():
     said = [-1, -1, -2], [-1, -2, -1], [-3, -3, -1], [-2, -1, -3]
     assert [*map(likeliest, said)] == [0.5, 0.5, 0.5, 0]
+
+
+def test_a_model_that_gives_nan_is_not_read():
+    broken = [Likelihood(value, 1, False) for value in (math.nan, -1.0, -1.0)]
+    assert math.isnan(likeliest([-1.0, math.nan, -2.0]))
+    assert math.isnan(by_both_orders(broken, broken))

@@ -312,7 +312,7 @@ def find_likeliest(
     continuation: Callable[[str], str],
     normalize: Normalization = "sum",
 ) -> list[str]:
-    """Return the likeliest of its choices after each prompt.
+    """Return the likeliest of its choices after each prompt; "" where the model gives NaN for one.
 
     ``continuation`` makes the text that follows the prompt. With ``normalize`` the sum of a choice's log-probabilities is
     compared, or their mean by tokens or by bytes.
@@ -326,7 +326,7 @@ def find_likeliest(
             "bytes": [len(text.encode()) for text in prompt_choices],
         }[normalize]
         scores = [text.log_prob / length for text, length in zip(likelihoods, lengths, strict=True)]
-        best.append(prompt_choices[scores.index(max(scores))])
+        best.append("" if np.isnan(scores).any() else prompt_choices[scores.index(max(scores))])
     return best
 
 

@@ -131,6 +131,8 @@ def test_with_no_tokens_nothing_is_written_and_the_likeliest_choice_counts(tmp_p
     assert (result.too_long, result.metrics("x")["unread/x"]) == (1, 0)
     assert not [name for name in result.metrics("x") if "generated" in name]
     assert "could not be read" not in str(result)
+    broken = task.run(Silent({" A": float("nan"), " B": -3.0, " C": -1.0}))
+    assert (broken.outcomes[1].answers, broken.mean) == ([""], 0)
     with pytest.raises(ValueError, match=r"ExactMatch\.max_new_tokens=0 must be at least 1"):
         task_of(ExactMatch, [BONES], tmp_path, max_new_tokens=0)
 
