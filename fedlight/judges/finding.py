@@ -69,17 +69,21 @@ def by_seed(rows: Rows, method: str, column: str) -> dict[str, float]:
 def _compared(rows: Rows, column: str, scores: Mapping[str, Mapping[str, float]]) -> str:
     base, *others = scores  # the first method is the baseline
     best = max(others, key=lambda name: fmean(scores[name].values()))
-    shared = [seed for seed in scores[best] if seed in scores[base]]  # differences are paired by seed
-    gains = [scores[best][seed] - scores[base][seed] for seed in shared]
+    ours, theirs = [*scores[best].values()], [*scores[base].values()]
+    number = len(ours)
     if column.startswith("win_rate"):
-        ends = _win_rate_ends(rows, best, column, [*scores[best].values()])
-        text = _wins(best, base, len(others), fmean(scores[best].values()), ends)
+        ends = _win_rate_ends(rows, best, column, ours)
+        text = _wins(best, base, len(others), fmean(ours), ends)
         chance = Interval(ends.low - 0.5, ends.high - 0.5)  # 0.5: no better than the raw model
     else:
-        text = _beats(best, base, len(others), WORDS.get(column, column.replace("_", " ")), scores)
-        chance = student_interval(gains)
-    seeds = f" over {len(shared)} seeds" if len(shared) > 1 else ""
-    return f"{text}{seeds}{noise(chance, len(shared))}"
+        shared = [seed for seed in scores[best] if seed in scores[base]]  # differences are paired by seed
+        if number := len(shared):
+            ours, theirs = ([scores[name][seed] for seed in shared] for name in (best, base))
+        words = WORDS.get(column, column.replace("_", " "))
+        text = _beats({best: fmean(ours), base: fmean(theirs)}, len(others), words)
+        chance = student_interval([a - b for a, b in zip(ours, theirs, strict=True)] if number else [])
+    seeds = f" over {number} seeds" if number > 1 else ""
+    return f"{text}{seeds}{noise(chance, number)}"
 
 
 def noise(chance: Interval, seeds: int) -> str:
@@ -122,9 +126,12 @@ def win_share(rate: float, ends: Interval) -> str:
     return f"{100 * rate:.1f} %{interval}"
 
 
-def _beats(best: str, base: str, others: int, words: str, scores: Mapping[str, Mapping[str, float]]) -> str:
-    ours, theirs = (fmean(scores[name].values()) for name in (best, base))
+def _beats(means: Mapping[str, float], others: int, words: str) -> str:
+    (best, ours), (base, theirs) = means.items()
     if others > 1:
+        (best, ours), (base, theirs) = sorted(
+            means.items(), key=lambda pair: -pair[1]
+        )  # equal: the other method
         return (
             f"{best} has the best {words} of {others + 1} methods: {ours:.3f} against {theirs:.3f} of {base}"
         )

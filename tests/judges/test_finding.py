@@ -54,6 +54,23 @@ def test_of_several_methods_the_best_against_the_first(gains, chance):
     )
 
 
+def test_the_baseline_may_be_the_best():
+    rows = [row("FedAvg", own=0.6), row("local", own=0.3), row("FedProx", own=0.5)]
+    said = "FedAvg has the best mean accuracy over clients of 3 methods: 0.600 against 0.500 of FedProx"
+    assert finding(rows) == f"{said}. With one seed, chance is not ruled out."
+
+
+def test_only_seeds_that_both_have_are_compared():
+    raw = [row("raw", seed, accuracy=0.5, win_rate=0.5) for seed in (0, 1)]
+    tuned = [row("x", seed, accuracy=0.6 + seed / 10, win_rate=0.9) for seed in range(6)]
+    without = [{name: value for name, value in each.items() if name != "win_rate"} for each in raw + tuned]
+    assert finding(without) == "x: accuracy 0.650, before training 0.500 over 2 seeds, within noise."
+    assert "win 90.0 % [90.0, 90.0] against the raw model over 6 seeds, beyond noise." in finding(raw + tuned)
+    assert finding([row("raw", 7, accuracy=0.5), row("x", 1, accuracy=0.6)]).endswith(
+        "0.500. No seed has both."
+    )
+
+
 def test_without_a_known_measure_nothing_is_said():
     assert finding([row("a", product_error=0.1), row("b", product_error=0.2)]) == ""
     assert finding([row("a", accuracy=0.5)]) == ""
