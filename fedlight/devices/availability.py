@@ -143,16 +143,20 @@ class Trace:
         """Starts and ends in seconds; intervals that touch are joined."""
         stretches: list[list[float]] = []
         for start, end in self.intervals_hours:
-            if stretches and stretches[-1][1] == start * HOUR:  # no client leaves between them
-                stretches[-1][1] = end * HOUR
+            if stretches and stretches[-1][1] == _seconds(start):  # no client leaves between them
+                stretches[-1][1] = _seconds(end)
             else:
-                stretches.append([start * HOUR, end * HOUR])
-        period = (self.period_hours or inf) * HOUR
+                stretches.append([_seconds(start), _seconds(end)])
+        period = _seconds(self.period_hours) if self.period_hours else inf
         # The last one touches the first of the next period; a single one that does so never ends.
         if stretches[-1][1] == stretches[0][0] + period:
             first = stretches.pop(0) if len(stretches) > 1 else [0.0, inf]
             stretches[-1][1] = first[1] + period
         return [start for start, _ in stretches], [end for _, end in stretches]
+
+
+def _seconds(hours: float) -> float:
+    return round(hours * HOUR, 3)  # else 8.3 and 24 hours are not 32.3
 
 
 def _check_intervals(intervals: Sequence[tuple[float, float]], period: float | None) -> None:
@@ -170,7 +174,7 @@ def _check_intervals(intervals: Sequence[tuple[float, float]], period: float | N
         if period is not None and start >= period:
             raise ValueError(f"{where} starts outside of period_hours={period:g}")
         last_end = end
-    if period is not None and last_end > intervals[0][0] + period:
+    if period is not None and _seconds(last_end) > _seconds(intervals[0][0] + period):
         raise ValueError(
             f"availability.intervals_hours: the last ends at {last_end:g}, after the first starts again at "
             f"{intervals[0][0] + period:g} (period_hours={period:g})"

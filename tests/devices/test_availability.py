@@ -36,6 +36,12 @@ def test_nobody_leaves_where_two_intervals_touch():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("start", "period"), [(8.3, 24), (8.05, 24), (0.15, 23.7)])
+def test_nobody_leaves_in_a_whole_period_of_decimals(start, period):
+    trace = Trace(((start, round(start + period, 2)),), period_hours=period)
+    assert hours(trace, 0) == inf
+
+
 def test_a_million_questions_equal_the_table():
     """The table has one entry for each quarter of an hour; what is asked lies anywhere in it, or on its lines."""
     draw = np.random.default_rng(0)
