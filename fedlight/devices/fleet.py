@@ -134,7 +134,7 @@ def apportion(shares: list[float], total: int) -> list[int]:
     # 0.1 + 0.2 is 0.3 plus a rounding error, which must not decide.
     quotas = [round(share * total, 9) for share in shares]
     counts = [int(quota) for quota in quotas]
-    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - quotas[i], i))
+    by_remainder = sorted(range(len(shares)), key=lambda i: round(counts[i] - quotas[i], 9))
     for i in by_remainder[: total - sum(counts)]:
         counts[i] += 1
     return counts

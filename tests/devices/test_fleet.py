@@ -54,6 +54,7 @@ def test_every_client_has_the_same_chances():
         ([1 / 3, 1 / 3, 1 / 3], 2, [1, 1, 0]),
         ([0.47, 0.16, 0.158, 0.12, 0.061, 0.031], 10, [5, 2, 1, 1, 1, 0]),
         ([0.25] * 4, 0, [0, 0, 0, 0]),
+        ([weight / 51 for weight in (8, 9, 2, 8, 20, 4)], 2380, [374, 420, 93, 373, 933, 187]),
     ],
 )
 def test_largest_remainders(shares, total, expected):
