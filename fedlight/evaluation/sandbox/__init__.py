@@ -1,7 +1,7 @@
 """Sandbox: runs a model's code in a process without rights and with limits on time, memory and files.
 
-It imports no other part of fedlight. ``process`` starts and watches a process, ``inside`` is its first program,
-``protection`` its order, and ``seccomp`` the order's filter of system calls.
+Of fedlight it imports ``support`` alone. ``process`` starts and watches a process, ``inside`` is its first program,
+``protection`` its order with the filter of system calls, and ``calls`` the way from the tests to a function.
 """
 
 from fedlight.evaluation.sandbox.process import Limits, Result, SandboxError

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from fedlight.support.checks import Settings, check_range, refuse_below
+
 INSIDE = Path(__file__).with_name("inside.py")
 # No packages and no files of the user; not -I, which would draw a hash seed.
 FLAGS = ["-s", "-P", "-S", "-B", "-X", "utf8"]
@@ -27,20 +29,20 @@ Outcome = Literal["finished", "error", "exited", "timeout", "files"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Settings):
     """Limits of one process; exceeding one fails the code, never the machine.
 
     Args:
         wall_seconds: wall-clock time, above 0; then the process is killed.
         cpu_seconds: processor time, whole seconds from 1; then the kernel kills the process.
-        memory_mib: address space, including the interpreter's own 40 MiB; beyond it the code gets ``MemoryError``.
+        memory_mib: address space from 64 MiB, 40 of them the interpreter's own; beyond it the code gets ``MemoryError``.
         file_mib: size of a file, from 1; beyond it the code gets ``OSError``.
         files: number of files in the folder, from 0; counted every 20 ms, more of them end the process.
         open_files: number of open files and pipes, from 16.
         output_kib: bytes that are kept of stdout and of stderr, from 1 KiB; the rest is read and dropped.
 
     Raises:
-        ValueError: a limit is below its lowest value.
+        ValueError: a limit is below its lowest value, or no whole number where it has to be one.
     """
 
     wall_seconds: float = 20.0
@@ -52,19 +54,12 @@ class Limits:
     output_kib: int = 64
 
     def __post_init__(self) -> None:
-        if self.wall_seconds <= 0:
-            raise ValueError(f"wall_seconds={self.wall_seconds} must be above 0, 20 for example")
-        least = {
-            "cpu_seconds": 1,
-            "memory_mib": 64,
-            "file_mib": 1,
-            "files": 0,
-            "open_files": 16,
-            "output_kib": 1,
-        }
-        for name, lowest in least.items():
-            if (value := getattr(self, name)) < lowest:
-                raise ValueError(f"{name}={value} is too low for the sandbox: give {lowest} or more")
+        super().__post_init__()
+        check_range("wall_seconds", self.wall_seconds, 0, math.inf, above_low=True)
+        refuse_below(0, files=self.files)
+        refuse_below(1, cpu_seconds=self.cpu_seconds, file_mib=self.file_mib, output_kib=self.output_kib)
+        refuse_below(16, open_files=self.open_files)
+        refuse_below(64, memory_mib=self.memory_mib)
 
 
 class Result(NamedTuple):

@@ -1,3 +1,4 @@
+import math
 import os
 import signal
 import subprocess
@@ -128,10 +129,10 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_limits_out_of_range_are_refused() -> None:
-    wrong = {"wall_seconds": 0, "cpu_seconds": 0, "memory_mib": 8}
-    wrong |= {"files": -1, "open_files": 4, "output_kib": 0}
-    for setting, value in wrong.items():
-        with pytest.raises(ValueError, match=f"^{setting}={value}"):
+    wrong = {"wall_seconds": (0, math.nan), "cpu_seconds": (0, 2.5), "memory_mib": (8,), "file_mib": (0,)}
+    wrong |= {"files": (-1,), "open_files": (4, "20"), "output_kib": (0, 1.5)}
+    for setting, value in ((setting, value) for setting, values in wrong.items() for value in values):
+        with pytest.raises(ValueError, match=f"{setting}={value!r}"):
             Limits(**{setting: value})
 
 
