@@ -9,6 +9,7 @@ import concurrent.futures
 import email.utils
 import ipaddress
 import json
+import math
 import os
 import random
 import threading
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from fedlight.datamodules.rows.columns import replace_surrogates
-from fedlight.support.checks import Settings, refuse_below
+from fedlight.support.checks import Settings, check_range, refuse_below
 
 LONGEST_WAIT_SECONDS = 600.0
 HEADERS = {"host", "content-length", "content-type", "accept", "accept-encoding", "connection"}
@@ -67,11 +68,9 @@ class Sending(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_below(1, concurrent=self.concurrent)
-        if self.timeout_seconds <= 0 or self.retries < 0 or self.wait_seconds < 0:
-            raise ValueError(
-                f"timeout_seconds={self.timeout_seconds} must be above 0, retries={self.retries} and "
-                f"wait_seconds={self.wait_seconds} at least 0"
-            )
+        refuse_below(0, retries=self.retries)
+        check_range("timeout_seconds", self.timeout_seconds, 0, math.inf, above_low=True)
+        check_range("wait_seconds", self.wait_seconds, 0, math.inf)
 
 
 class ChatServer:
@@ -279,7 +278,7 @@ def read_answer(content: bytes) -> Answer:
         cut = choice.get("finish_reason") == "length"
         used = reply.get("usage") or {}
         tokens = [int(used.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError):
         raise TransientError("the answer is no chat completion") from None
     if not isinstance(text, str):
         raise TransientError("the answer is no text")

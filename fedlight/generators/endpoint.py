@@ -180,7 +180,8 @@ class ChatEndpoint(TextGenerator):
         return keys, answers, {k: body for k, (body, _) in zip(keys, bodies, strict=True) if k not in answers}
 
     def _checked(self, keys: Sequence[str], wanted: Mapping[str, Mapping[str, Any]]) -> Costs:
-        most = (self.extra or {}).get("max_completion_tokens") or self.sampling.max_new_tokens
+        asked = [(self.extra or {}).get(name) for name in ("max_completion_tokens", "max_tokens")]
+        most = next(filter(None, asked), self.sampling.max_new_tokens)
         costs = costs_of(wanted.values(), len(set(keys)) - len(wanted), most, self.budget.prices)
         self.budget.check(costs, self.counts.asked, self.counts.prompt_tokens, self.counts.completion_tokens)
         return costs

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedlight.support.checks import Settings, check_range, refuse_below
+
 BYTES_PER_TOKEN = 4
 """Bytes of English text in a token, by the services' rule of thumb; code and other languages take more tokens."""
 
@@ -13,13 +15,14 @@ TOKENS_PER_MESSAGE = 4
 
 
 @dataclass(frozen=True)
-class Prices:
+class Prices(Settings):
     """Prices of a million tokens, in any currency, both or none; ValueError for one alone or a negative one."""
 
     prompt: float | None = None
     answer: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         both = (self.prompt or 0.0, self.answer or 0.0)
         if (self.prompt is None) != (self.answer is None) or not all(0 <= cost < math.inf for cost in both):
             raise ValueError(
@@ -63,7 +66,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(Settings):
     """Limits on what one process sends and spends.
 
     Args:
@@ -80,11 +83,9 @@ class Budget:
     prices: Prices = Prices()
 
     def __post_init__(self) -> None:
-        # Not any(most < 0), which nan would pass, and nan limits nothing.
-        if not all(most >= 0 for most in (self.max_requests or 0, self.max_cost or 0)):
-            raise ValueError(
-                f"max_requests={self.max_requests} and max_cost={self.max_cost} must be at least 0"
-            )
+        super().__post_init__()
+        refuse_below(0, max_requests=self.max_requests)
+        check_range("max_cost", self.max_cost or 0.0, 0, math.inf)
         if self.max_cost is not None and self.prices.prompt is None:
             raise ValueError(f"max_cost={self.max_cost} needs prices, of a million tokens each")
 

@@ -227,7 +227,8 @@ def test_this_machine_is_asked_without_a_proxy(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"timeout_seconds": 0.0}, "timeout_seconds=0.0 must be above 0"),
+        ({"timeout_seconds": 0.0}, "timeout_seconds=0.0 must be in (0"),
+        ({"wait_seconds": float("nan")}, "wait_seconds=nan must be in [0"),
         ({"retries": -1}, "retries=-1"),
         ({"base_url": "ftp://x/v1"}, "'ftp://x/v1' is no address"),
         ({"base_url": "localhost:8000"}, "is no address"),

@@ -65,8 +65,8 @@ def test_costs_are_those_of_the_requests_that_are_not_saved(tmp_path):
         asked.complete(texts[:1])
         costs = asked.costs(texts)
         assert (costs.requests, costs.saved, costs.most) == (1, 1, None)
-        told = endpoint(stub, tmp_path, extra={"max_tokens": None, "max_completion_tokens": 9})
-        assert told.costs(["z"]).most_answer_tokens == 9
+        for extra in ({"max_tokens": None, "max_completion_tokens": 9}, {"max_tokens": 9}):
+            assert endpoint(stub, tmp_path, extra=extra).costs(["z"]).most_answer_tokens == 9
 
 
 def test_tokens_are_counted_in_bytes():
@@ -112,9 +112,11 @@ PRICES, NO_PRICES = Prices(1.0, 1.0), (math.nan, math.inf, -0.1)
 @pytest.mark.parametrize(
     ("kind", "options", "why"),
     [
-        (Budget, {"max_requests": -1}, "max_requests=-1 and max_cost=None must be at least 0"),
+        (Budget, {"max_requests": -1}, "max_requests=-1 must be at least 0"),
+        (Budget, {"max_requests": 2.5}, "max_requests=2.5 must be a whole number"),
+        (Prices, {"prompt": "1", "answer": 1.0}, "prompt='1' must be a number"),
         (Budget, {"max_cost": 1.0}, "needs prices, of a million tokens each"),
-        *((Budget, {"max_cost": cost, "prices": PRICES}, "max_requests") for cost in (math.nan, -1.0)),
+        *((Budget, {"max_cost": cost, "prices": PRICES}, "max_cost=") for cost in NO_PRICES),
         (Prices, {"prompt": 1.0}, "give both, per million tokens"),
         *((Prices, {"prompt": one, "answer": 1.0}, "at least 0") for one in NO_PRICES),
         *((Prices, {"prompt": 1.0, "answer": one}, "at least 0") for one in NO_PRICES),
