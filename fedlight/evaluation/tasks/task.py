@@ -16,7 +16,7 @@ import numpy as np
 
 from fedlight.evaluation.tasks.model import AnswersPrompts, HoldsTokenizer, KnowsWhatFits
 from fedlight.evaluation.tasks.result import TOO_LONG, Outcome, Result, Verdict
-from fedlight.support.checks import Checked, refuse_below
+from fedlight.support.checks import Checked, check_range, refuse_below
 from fedlight.support.seeding import derive_seed
 from fedlight.support.types import Fields, Row
 
@@ -111,6 +111,8 @@ class Task(Checked, ABC):
             raise ValueError(
                 f"{name}.num_shots={num_shots}: set shots to the source of the examples, or num_shots to 0"
             )
+        check_range(f"{name}.temperature", temperature, 0, float("inf"))
+        check_range(f"{name}.top_p", top_p, 0, 1, above_low=True)
         if samples > 1 and temperature == 0:
             raise ValueError(
                 f"{name}.samples={samples} greedy answers are all equal: set temperature above 0"
@@ -123,6 +125,8 @@ class Task(Checked, ABC):
         self.stop, self.seed = list(self.stops) if stop is None else list(stop), seed
         # The next question of the source would begin with these; a run-on is never wanted.
         self.stop += getattr(data, "stops", ())
+        if not all(self.stop):
+            raise ValueError(f"{name}.stop={self.stop}: an empty text would end every answer at once")
 
     @abstractmethod
     def example(self, row: Row) -> Example:

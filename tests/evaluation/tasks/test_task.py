@@ -172,10 +172,13 @@ def test_held_out_rows_are_those_of_datasets(number, share):
 def test_what_cannot_be_meant_is_refused(rows, tmp_path):
     wrong = {"limit=0": " must be at least 1", "batch_size=0": " must be at least 1"}
     wrong |= {"num_shots=2": ": set shots", "samples=2": " greedy answers are all equal"}
+    wrong |= {"temperature=-1": " must be in", "top_p=0": " must be in"}
     for setting, why in wrong.items():
         name, value = setting.split("=")
         with pytest.raises(ValueError, match=setting + why):
             make(rows, **{name: int(value)})
+    with pytest.raises(ValueError, match="an empty text would end every answer at once"):
+        make(rows, stop=["\n", ""])
     with pytest.raises(ValueError, match="no column 'answer'"):
         make(rows, columns={"response": "answer"}).read()
     with pytest.raises(
