@@ -34,7 +34,7 @@ def margins(differences: np.ndarray, shares: np.ndarray, rule: str, noise: float
     if rule == "mean":
         weighted = differences @ shares  # [pairs]
     elif rule == "pooled":
-        weighted = np.tanh(differences / (2 * noise)) @ shares  # 2 P(first) - 1
+        weighted = np.tanh(differences / max(2 * noise, 1e-300)) @ shares  # 2 P(first) - 1
     else:
         equal = np.full(len(shares), 1 / len(shares))
         weighted = np.sign(differences) @ (shares if rule == "people" else equal)

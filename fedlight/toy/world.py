@@ -9,6 +9,7 @@ person's usual objects. It is as plausible as a true one, so only a comparison w
 All text consists of lower-case words and full stops separated by blanks, so it survives a tokenizer's round trip.
 """
 
+import math
 import random
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -140,13 +141,13 @@ def read_options(kind: type[Options], given: Mapping[str, Any], **allowed: Any) 
                 raise ValueError(
                     f"toy option {name}={value!r} does not exist: choose from {', '.join(limits)}"
                 )
-        elif not limits[0] <= value <= limits[1]:
+        elif not limits[0] <= value <= limits[1] or value == math.inf:
             raise ValueError(f"toy option {name}={value} must lie between {limits[0]} and {limits[1]}")
     return options
 
 
 def _convert(name: str, value: Any, kind: type) -> Any:
     try:
-        return kind(value)
+        return kind(str(value))  # else 2.5 clients would be two
     except ValueError as error:
         raise ValueError(f"toy option {name}={value!r} is not a number ({kind.__name__})") from error

@@ -41,6 +41,7 @@ def test_one_taste_leaves_nothing_to_choose_and_ties_are_ties():
     shares = np.array([14, 13, 13]) / 40
     assert margins(np.array([[1.0, -1.0, 0.0]]), THIRDS, "groups", 1.0).tolist() == [0.0]
     assert margins(np.array([[0.0, 2.0, -2.0]]), shares, "people", 1.0).tolist() == [0.0]
+    assert margins(np.array([[0.0, 2.0, -2.0]]), THIRDS, "pooled", 0.0).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("share", [0.2, 1 / 3, 0.45])

@@ -162,6 +162,7 @@ def test_simple_rules_are_clearly_worse_than_the_oracle(heldout: list[dict[str, 
         ("votes?opposition=2", r"toy option opposition=2.* between 0 and 1"),
         ("votes?num_clients=0", "num_clients=0"),
         ("votes?noise=-1", "noise=-1"),
+        ("votes?votes_per_client=inf", "votes_per_client=inf must lie between"),
         ("instructions?domains=farm", "toy option 'domains' does not exist: choose from seed, split, domain"),
         ("instructions?domain=law", "toy option domain='law' does not exist: choose from craft, kitchen"),
         ("instructions?split=train", "split='train' does not exist: choose from private, public, test"),
@@ -182,6 +183,8 @@ def test_simple_rules_are_clearly_worse_than_the_oracle(heldout: list[dict[str, 
 def test_bad_options_are_named(source: str, message: str) -> None:
     with refusal(message):
         load_rows(f"toy:{source}")
+    with refusal("toy option num_clients=2.5 is not a number"):
+        Oracle(num_clients=2.5)
 
 
 def test_better_summaries_are_worth_more() -> None:
