@@ -18,6 +18,7 @@ from fedlight.evaluation.agreement import Agreement, Judged, agreement
 from fedlight.evaluation.judge import BothPositions
 from fedlight.evaluation.win_rate import outcomes, win_tie_lose
 from fedlight.judges.duels import known, made_judge
+from fedlight.support.checks import refuse_below
 from fedlight.support.files import csv_text, write_json, write_whole
 from fedlight.support.results import rich_text
 from fedlight.support.seeding import derive_seed
@@ -61,7 +62,7 @@ def judge_agreement(
         choice_values: ``a``, ``b`` and ``tie`` -> value, or list of values, of the choice.
         output: folder for ``agreement.csv``, ``verdicts.jsonl`` and ``counts.json``.
         question: column that identifies the question, over which intervals are bootstrapped; None: the slots' texts.
-        limit: number of pairs to judge, drawn from all; None: all.
+        limit: number of pairs to judge, at least 1, drawn from all; None: all.
         seed: seed of that draw and of the bootstrap.
 
     Returns:
@@ -70,8 +71,10 @@ def judge_agreement(
         votes and left-out votes; a ``report`` by category, and ``counts`` of the rows.
 
     Raises:
-        ValueError: there is no such judge, or none at all, or a vote has a value that ``choice_values`` does not know.
+        ValueError: there is no such judge, or none at all, ``limit`` is below 1, or a vote has a value that
+            ``choice_values`` does not know.
     """
+    refuse_below(1, limit=limit)
     made = {name: BothPositions(made_judge(spec)) for name, spec in judges.items() if spec}
     if not made:
         raise ValueError(f"judges={judges} names nobody: give class_path and init_args of a judge")

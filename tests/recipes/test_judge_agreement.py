@@ -185,6 +185,8 @@ def test_what_does_not_fit_is_named(file, tmp_path):
             judge_agreement(file, {"longer": LONGER}, columns, choices, str(tmp_path / "out"))
     with pytest.raises(ValueError, match=r"judges=\{'longer': None\} names nobody"):
         judge_agreement(file, {"longer": None}, COLUMNS, CHOICES, str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="limit=-1 must be at least 1"):
+        judge_agreement(file, {"longer": LONGER}, COLUMNS, CHOICES, str(tmp_path / "out"), limit=-1)
     same = write_rows(tmp_path / "same.jsonl", [VOTES[6]])
     with pytest.raises(RowsError, match="no row has two different answers"):
         read_pairs(same, COLUMNS, CHOICES)
