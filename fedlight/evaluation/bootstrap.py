@@ -113,7 +113,7 @@ def seeds_needed(deviation: float, difference: float, power: float = 0.8) -> int
     n - 1 degrees of freedom. At ``power=0.5`` the interval is as wide as the difference to either side.
 
     Args:
-        deviation: standard deviation over seeds of the paired difference, at least 0.
+        deviation: standard deviation over seeds of the paired difference, finite and at least 0.
         difference: least difference to be told from zero, above 0.
         power: probability of an interval without zero at this difference, in [0.5, 1).
 
@@ -124,9 +124,9 @@ def seeds_needed(deviation: float, difference: float, power: float = 0.8) -> int
         >>> seeds_needed(0.05, 0.03), seeds_needed(0.1, 0.03), seeds_needed(0.1, 0.03, power=0.5)
         (24, 90, 46)
     """
-    if not (0.5 <= power < 1 and deviation >= 0 and difference > 0):
+    if not (0.5 <= power < 1 and 0 <= deviation < math.inf and difference > 0):
         raise ValueError(
-            f"power={power} must lie in [0.5, 1), deviation={deviation} be at least 0, and difference={difference} above 0"
+            f"power={power} must lie in [0.5, 1), deviation={deviation} in [0, inf), and difference={difference} be above 0"
         )
 
     def tell(number: int) -> bool:

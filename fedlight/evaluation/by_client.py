@@ -25,10 +25,10 @@ def worst_share_mean(values: Sequence[float], share: float) -> float:
     """Return the mean of the lowest ``ceil(share * n)`` of n values, at least one; the share lies in (0, 1].
 
     Examples:
-        >>> worst_share_mean([0.9, 0.5, 0.75, 0.25], share=0.3)
-        0.375
+        >>> worst_share_mean([0.9, 0.5, 0.75, 0.25], share=0.3), worst_share_mean([0.9, 0.25], share=1e-12)
+        (0.375, 0.25)
     """
-    worst = math.ceil(round(share * len(values), 9))  # 0.1 * 30 is slightly more than 3
+    worst = max(1, math.ceil(round(share * len(values), 9)))  # 0.1 * 30 is slightly more than 3
     return math.fsum(sorted(values)[:worst]) / worst
 
 

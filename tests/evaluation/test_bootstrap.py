@@ -93,6 +93,12 @@ def test_so_many_seeds_find_the_difference_as_often_as_asked():
     assert np.mean(found) == pytest.approx(0.8, abs=0.03)
     assert seeds_needed(0.0, 0.03) == 2
     assert seeds_needed(1000.0, 0.03) == pytest.approx(((1.959964 + 0.841621) * 1000 / 0.03) ** 2, rel=1e-6)
-    for name, value in [("power", 0.4), ("power", 1.0), ("difference", 0.0), ("deviation", -1.0)]:
+    for name, value in [
+        ("power", 0.4),
+        ("power", 1.0),
+        ("difference", 0.0),
+        ("deviation", -1.0),
+        ("deviation", math.inf),
+    ]:
         with pytest.raises(ValueError, match=f"{name}={value}"):
             seeds_needed(**{"deviation": 0.1, "difference": 0.03, name: value})
