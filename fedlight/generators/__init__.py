@@ -1,6 +1,6 @@
 """Generators of text, which answer prompts for Self-Instruct or a judge; the interface is `endpoint.TextGenerator`.
 
-`endpoint` asks a server through the ``openai`` package and keeps its answers (`answer_cache`) within limits
+`endpoint` asks a server through the ``openai`` package (`chat_server`) and keeps its answers, within limits
 (`request_costs`); `local_generator` asks a model of this machine, `toy_teacher` none.
 """
 

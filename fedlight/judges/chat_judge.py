@@ -52,7 +52,8 @@ class ChatJudge(Judge):
     costs of an endpoint are logged before the first request.
 
     Args:
-        endpoint: text generator that is asked; its ``max_tokens`` must leave room for a few sentences and the verdict.
+        endpoint: text generator that is asked; its ``sampling.max_new_tokens`` must leave room for a few sentences and the
+            verdict.
         question: part of the prompt that the judge sees, a text with slots; ``{prompt}`` is the whole prompt of the models.
         form: ``ratings`` of both answers, or a ``verdict`` in one word.
 
@@ -123,7 +124,7 @@ class ChatJudge(Judge):
         if replies:
             rank_zero_info(
                 f"ChatJudge: {len(replies)} of {asked} replies could not be read, such as one that ends "
-                f"{replies[0][-80:]!r}; an empty one was cut off at the endpoint's max_tokens or refused"
+                f"{replies[0][-80:]!r}; an empty one was cut off at the endpoint's sampling.max_new_tokens or refused"
             )
 
 

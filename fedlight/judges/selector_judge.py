@@ -94,7 +94,7 @@ class SelectorJudge(ReadsModel, Judge):
             verdicts = np.where(winners == 0, 1.0, np.where(winners == 1, 0.0, 0.5))
             too_long = np.isnan(log_probs).any(axis=(0, 2))  # [pairs], of [selectors, pairs, 2]
             self.too_long = self._count(
-                self.too_long, int(too_long.sum()), f"of {len(different)} pairs", "count one half"
+                self.too_long, int(too_long.sum()), f"of {len(different)} pairs", "are not read"
             )
             scores[different] = np.where(too_long, np.nan, verdicts)  # NaN: not read
         return [float(verdict) for verdict in scores]

@@ -1,7 +1,7 @@
 """Embedded worlds of known truth, and a tiny language model that can read and write their texts.
 
 ``votes`` and ``oracle`` hold voters with known tastes, ``instructions`` and ``writing`` domains of facts; ``world`` has
-their words. ``pretrain`` made the model. Of fedlight it uses seeds alone.
+their words. ``benchmarks/toy_pretrain.py`` made the model.
 """
 
 from fedlight.pretrained.hub import EMBEDDED

@@ -103,7 +103,7 @@ def test_too_long_pairs_count_one_half_and_are_said_once(adapter, tiny_model, ca
         assert judge.scores(FIELDS[:4], long, THEIRS[:4]) == [0.5, *whole[1:]]
         judge.scores(FIELDS[:4], long, THEIRS[:4])
     assert [record.message for record in caplog.records] == [
-        "SelectorJudge: 1 of 4 pairs are longer than max_tokens=128 and count one half"
+        "SelectorJudge: 1 of 4 pairs are longer than max_tokens=128 and are not read"
     ]
     assert judge.too_long == 2
     judge = SelectorJudge(adapter, model=tiny_model, max_tokens=20)  # all are

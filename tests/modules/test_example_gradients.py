@@ -85,7 +85,7 @@ def test_layers_go_through_a_quantized_base(llama):
 def test_layers_take_linear_layers_alone(llama):
     module, batch = make_module(llama), make_sft_batch()
     module.causal_lm.model.norm.weight.requires_grad_(True)
-    with pytest.raises(ValueError, match=r"norm.weight is trained: set gradients to 'func'"):
+    with pytest.raises(ValueError, match=r"norm.weight is trained: set it to 'func'"):
         example_gradients(module, batch, "layers")
     expected = one_by_one(module, batch)
     assert_same(example_gradients(module, batch, "func"), expected)

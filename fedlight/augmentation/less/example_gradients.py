@@ -103,7 +103,7 @@ def _by_func(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
             raise
         except RuntimeError as error:  # as in layers of experts, which count their tokens
             raise ValueError(
-                f"gradients='func' does not go through this model ({first_line(error)}): set gradients to 'layers', and "
+                f"gradients.way='func' does not go through this model ({first_line(error)}): set it to 'layers', and "
                 "lora.targets to layers that see whole sequences"
             ) from error
     return {name.removeprefix("module."): gradient for name, gradient in gradients.items()}
@@ -138,7 +138,7 @@ def _by_layers(module: SFTModule, batch: dict[str, Tensor]) -> Gradients:
     for name, total in zip(weights, sums, strict=True):
         if total is not None and name not in gradients:
             raise ValueError(
-                f"gradients='layers' sees no input of {name}, whose weight other code reads: leave it out of lora.targets"
+                f"gradients.way='layers' sees no input of {name}, whose weight other code reads: take it out of lora.targets"
             )
     return {
         # A weight that the loss does not reach has gradient 0.
@@ -152,7 +152,7 @@ def _find_layer(module: nn.Module, name: str) -> nn.Linear:
     layer = module.get_submodule(layer_name)
     if not isinstance(layer, nn.Linear) or role != "weight":
         raise ValueError(
-            f"gradients='layers' takes weights of linear layers alone, and {name} is trained: set gradients to 'func'"
+            f"gradients.way='layers' takes weights of linear layers alone, and {name} is trained: set it to 'func'"
         )
     return layer
 
@@ -166,8 +166,8 @@ def _make_hook(
         seen = inputs[0].detach()  # [batch, tokens, in]
         if seen.ndim != 3 or len(seen) != size:
             raise ValueError(
-                f"gradients='layers' needs inputs (batch, tokens, width), and {name} has {tuple(seen.shape)}: set "
-                "gradients to 'func', or lora.targets to layers that see whole sequences"
+                f"gradients.way='layers' needs inputs (batch, tokens, width), and {name} has {tuple(seen.shape)}: set "
+                "it to 'func', or lora.targets to layers that see whole sequences"
             )
 
         def add(slope: Tensor) -> None:
