@@ -19,10 +19,20 @@ def has_cuda() -> bool:
 
 
 def choose_device(device: str = "auto") -> torch.device:
-    """Return the torch device of a setting: ``auto`` for the GPU where there is one, or a name of torch."""
+    """Return the torch device of a setting: ``auto`` for the GPU where there is one, or a name of torch.
+
+    Raises:
+        ValueError: torch has no such device, or no GPU here.
+    """
     if device == "auto":
         return torch.device("cuda" if has_cuda() else "cpu")
-    return torch.device(device)
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device={device!r} is none of torch: set it to auto, cpu or cuda") from None
+    if chosen.type == "cuda" and not has_cuda():
+        raise ValueError(f"device={device!r}, but torch finds no GPU here: set it to auto or cpu")
+    return chosen
 
 
 def computes_bf16(device: torch.device) -> bool:

@@ -72,6 +72,7 @@ class LocalGenerator(ReadsModel, TextGenerator):
         trust_remote_code: bool = False,
     ) -> None:
         refuse_below(1, batch_size=batch_size)
+        hardware.choose_device(device)  # refuses one that is not there, now and not at the first prompt
         self.model, self.adapter, self.base, self.dtype = model, adapter, base, dtype
         self.template, self.sampling, self.keep_cut = template, sampling, keep_cut
         self.stop = list(STOP) if stop is None else stop

@@ -11,6 +11,7 @@ from typing import Literal
 from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.datamodules.text.templates import Template
+from fedlight.devices.hardware import choose_device
 from fedlight.evaluation.judge import Judge, check_slots
 from fedlight.evaluation.tasks.model import Likelihood
 from fedlight.evaluation.win_rate import wins
@@ -73,6 +74,7 @@ class LocalJudge(ReadsModel, Judge):
         trust_remote_code: bool = False,
     ) -> None:
         refuse_below(1, "LocalJudge.", batch_size=batch_size, most_words=most_words)
+        choose_device(device)  # refuses one that is not there
         if orders == "both" and not forced:
             raise ValueError("orders='both' compares A and B alone: leave forced=false out")
         self.model, self.chat, self.forced, self.device = model, chat, forced, device

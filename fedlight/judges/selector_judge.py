@@ -13,10 +13,12 @@ from fedlight.datamodules.text.encoding import Comparison, encode_choice
 from fedlight.datamodules.text.examples import collate_choices
 from fedlight.datamodules.text.templates import Template, check_choice
 from fedlight.datamodules.text.tokens import pad_id
+from fedlight.devices.hardware import choose_device
 from fedlight.evaluation.judge import Judge, check_slots
 from fedlight.generators.local_generator import make_ready
 from fedlight.modules.selector import SelectorModule, check_odd, refuse_one_order
 from fedlight.pretrained.hub import load_tokenizer
+from fedlight.support.checks import refuse_below
 from fedlight.support.needs import ReadsModel
 from fedlight.support.types import Fields
 
@@ -69,6 +71,8 @@ class SelectorJudge(ReadsModel, Judge):
     ) -> None:
         self.template = Template.named(choice_template, asks="choice").trimming(trim)
         check_choice(self.template)
+        refuse_below(1, max_tokens=max_tokens, batch_size=batch_size)
+        choose_device(device)  # refuses one that is not there
         self.model, self.choices, self.orders = model, choices, orders
         self.sees_order = orders == "one"
         self.max_tokens, self.batch_size, self.device = max_tokens, batch_size, device

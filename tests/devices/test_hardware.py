@@ -1,11 +1,16 @@
 import ctypes
 import os
 import sys
+from functools import partial
 
 import pytest
 import torch
 
+from fedlight.augmentation.less.less import LESS
 from fedlight.devices import hardware
+from fedlight.generators.local_generator import LocalGenerator
+from fedlight.judges.local_judge import LocalJudge
+from fedlight.judges.selector_judge import SelectorJudge
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 X86, ARM = {"architecture": "x86_64", "avx512_f": True}, {"architecture": "aarch64", "neon": True}
@@ -49,6 +54,15 @@ def test_auto_is_the_gpu_where_there_is_one(monkeypatch, has_cuda, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     assert hardware.choose_device("auto") == hardware.choose_device() == torch.device(expected)
     assert hardware.choose_device("cpu") == CPU
+    with pytest.raises(ValueError, match="device='gpu' is none of torch: set it to auto, cpu or cuda"):
+        hardware.choose_device("gpu")
+
+
+@pytest.mark.parametrize("kind", [LocalGenerator, LocalJudge, SelectorJudge, partial(LESS, number=1)])
+def test_a_gpu_that_is_not_there_is_refused_by_whoever_is_told_to_take_it(monkeypatch, kind):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device='cuda', but torch finds no GPU here"):
+        kind(model="toy", device="cuda", **({"adapter": "none"} if kind is SelectorJudge else {}))
 
 
 def test_freed_memory_is_given_back_by_glibc_alone(monkeypatch):

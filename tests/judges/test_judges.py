@@ -106,6 +106,8 @@ def test_too_long_pairs_count_one_half_and_are_said_once(adapter, tiny_model, ca
         "SelectorJudge: 1 of 4 pairs are longer than max_tokens=128 and are not read"
     ]
     assert judge.too_long == 2
+    with pytest.raises(ValueError, match="batch_size=-1 must be at least 1"):
+        SelectorJudge(adapter, model=tiny_model, batch_size=-1)
     judge = SelectorJudge(adapter, model=tiny_model, max_tokens=20)  # all are
     assert judge.scores(FIELDS[:2], OURS[:2], THEIRS[:2]) == [0.5, 0.5]
 

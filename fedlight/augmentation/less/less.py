@@ -239,6 +239,7 @@ class LESS(ReadsModel, Augmentation):
         super().__init__(number)
         refuse_below(1, max_tokens=max_tokens, dimension=dimension)
         check_way(gradients.way, base)
+        hardware.choose_device(device)  # refuses one that is not there
         self.model, self.template, self.max_tokens = model, template, max_tokens
         self.base, self.dtype, self.lora, self.warmup = base, dtype, lora, warmup
         self.dimension, self.gradients, self.device, self.cache = dimension, gradients, device, cache
