@@ -113,9 +113,11 @@ def letter_in(answer: str, number: int) -> str | None:
     Examples:
         >>> letter_in(" B. femur", 4), letter_in(r"It is $\boxed{C}$", 4), letter_in("A bone.", 4), letter_in("E", 4)
         ('B', 'C', None, None)
+        >>> letter_in("Answer:B", 4)
+        'B'
     """
     # In "A bone" the letter is an article: a mark or the end of the line has to follow it.
-    letter = re.search(rf"(?:^|(?<=[\s({{\"'*]))[{LETTERS[:number]}](?=[.):,}}*\"']|\s*$|\s*\n)", answer)
+    letter = re.search(rf"(?:^|(?<=[\s({{\"'*:]))[{LETTERS[:number]}](?=[.):,}}*\"']|\s*$|\s*\n)", answer)
     return letter.group() if letter else None
 
 
