@@ -175,7 +175,7 @@ class ChatEndpoint(TextGenerator):
     ) -> tuple[list[str], dict[str, Answer], dict[str, dict[str, Any]]]:
         """Return each prompt's key, the saved answers, and by key the requests for the others."""
         bodies = list(self._bodies(prompts, draw))
-        keys = [self._cache.key(self.base_url, body, which) for body, which in bodies]
+        keys = [self._cache.key(self._server.base_url, body, which) for body, which in bodies]
         answers = self._cache.read(keys)
         return keys, answers, {k: body for k, (body, _) in zip(keys, bodies, strict=True) if k not in answers}
 

@@ -68,6 +68,7 @@ def test_a_rerun_asks_nothing_and_needs_no_key(tmp_path, monkeypatch):
         answers = first.complete(["a", "b"])
         monkeypatch.delenv("THE_KEY")
         sending = Sending(timeout_seconds=9, concurrent=1)
+        stub.base_url += "/"
         again = endpoint(stub, tmp_path, api_key_variable="THE_KEY", sending=sending)
         assert again.complete(["b", "a"]) == answers[::-1]
         assert len(stub.bodies) == 2
