@@ -10,7 +10,6 @@ import numpy as np
 
 from fedlight.augmentation import retrieval
 from fedlight.datamodules.instructions.augmentation import Added
-from fedlight.datamodules.vectors.encoders import Encoder
 from fedlight.datamodules.vectors.retrieval import retrieve_direct
 from fedlight.support.types import Fields
 
@@ -29,17 +28,6 @@ class DirectRetrieval(retrieval.Retrieval):
     Raises:
         ValueError: a setting is out of range.
     """
-
-    def __init__(
-        self,
-        encoder: Encoder,
-        number: int,
-        clusters: int = 10,
-        alpha: float | None = None,
-        index: retrieval.IndexKind = "auto",
-        index_recall: float = 0.99,
-    ) -> None:
-        super().__init__(encoder, number, clusters, alpha, index, index_recall)
 
     def augment(
         self, clients: Mapping[str, Sequence[Fields]], public: Sequence[Fields], seed: int

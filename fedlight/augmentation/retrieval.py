@@ -32,10 +32,10 @@ class Retrieval(Augmentation):
         self,
         encoder: Encoder,
         number: int,
-        clusters: int,
-        alpha: float | None,
-        index: IndexKind,
-        index_recall: float,
+        clusters: int = 10,
+        alpha: float | None = None,
+        index: IndexKind = "auto",
+        index_recall: float = 0.99,
     ) -> None:
         super().__init__(number)
         refuse_below(1, clusters=clusters)

@@ -7,14 +7,12 @@ Scale: System Design", MLSys 2019, https://arxiv.org/abs/1902.01046. Everything 
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from typing import Any, Protocol
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
+from fedlight.support.checks import Settings
 from fedlight.support.seeding import derive_seed
 
 HOUR = 3600.0
@@ -77,7 +75,7 @@ class Chance:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Settings):
     """Available in half-open intervals ``[start, end)``, in hours since the run's start, looked up by binary search.
 
     Args:
@@ -88,7 +86,7 @@ class Trace:
             so that not all clients come and go at once.
 
     Raises:
-        ValueError: intervals are empty, out of order, overlap or lie outside of the period.
+        ValueError: a value is no number, or intervals are empty, out of order, overlap or lie outside of the period.
 
     Examples:
         >>> night = Trace(((22.0, 30.0),), period_hours=24.0)
@@ -103,6 +101,7 @@ class Trace:
     spread_hours: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.period_hours is not None and not 0 < self.period_hours < inf:
             raise ValueError(f"availability.period_hours={self.period_hours} must be above 0")
         if not 0 <= self.spread_hours < inf:
@@ -181,15 +180,6 @@ def _check_intervals(intervals: Sequence[tuple[float, float]], period: float | N
         )
 
 
-@dataclass
-class Hours:
-    """Arguments of `Trace` as YAML has them."""
-
-    intervals_hours: list[list[float]] = field(default_factory=list)
-    period_hours: float | None = None
-    spread_hours: float = 0.0
-
-
 def parse_availability(value: Any) -> Availability:
     """Return the availability of a device's YAML: ``"always"``, a probability, or a mapping with the fields of a Trace.
 
@@ -203,15 +193,10 @@ def parse_availability(value: Any) -> Availability:
     try:
         if not isinstance(value, dict):
             raise TypeError("it is none of these")
-        # A whole number in a list within a list is no float for omegaconf 2.3.
-        given = [
-            [float(h) if type(h) is int else h for h in pair] for pair in value.get("intervals_hours", [])
-        ]
-        hours: Any = OmegaConf.merge(OmegaConf.structured(Hours), {**value, "intervals_hours": given})
-        intervals = tuple((start, end) for start, end in hours.intervals_hours)
-    except (OmegaConfBaseException, TypeError, ValueError) as error:
+        intervals = tuple(map(tuple, value.get("intervals_hours", ())))
+        return Trace(**{**value, "intervals_hours": intervals})
+    except TypeError as error:
         raise ValueError(
-            f"availability={value!r} ({str(error).splitlines()[0]}): give always, a probability, or intervals_hours: "
-            "[[start, end], ...], period_hours and spread_hours in numbers"
+            f"availability={value!r} ({error}): give always, a probability, or intervals_hours: [[start, end], ...], "
+            "period_hours and spread_hours in numbers"
         ) from None
-    return Trace(intervals, hours.period_hours, hours.spread_hours)

@@ -185,7 +185,6 @@ class CostMeter:
             return _step_cost(self.module, _moved(batch, device), checkpointing, forward)
 
     def _refuse_rank(self, reason: str) -> None:
-        """Raise ValueError if a step with ``lora_rank`` cannot be counted on shapes alone."""
         if self._lora_rank is not None:
             raise ValueError(
                 f"ranks: what a step of {type(self.module).__name__} costs at rank {self._lora_rank} cannot "

@@ -122,7 +122,8 @@ def resting_footprint(
             idle += 0 if elsewhere & {*name.split(".")} else weight.numel()
         elif weight_bits < 16 and id(weight) in quantized:
             rows = weight.shape[1 if is_transposed(quantized[id(weight)]) else 0]
-            base += _quantized_bytes(weight, rows, weight_bits)
+            scales = rows if weight_bits == 8 else math.ceil(weight.numel() / NF4_BLOCK)
+            base += math.ceil(weight.numel() * weight_bits / 8) + 4 * scales
         else:
             base += number_bytes * weight.numel()
     moments = math.ceil(moment_bytes_per_weight * learning)
@@ -130,16 +131,9 @@ def resting_footprint(
 
 
 def _other_adapters(module: nn.Module, trained: Collection[str] | None) -> set[str]:
-    """Return the names of a module's untrained adapters."""
     if trained is None or not isinstance(module, HoldsAdapters):
         return set()
     return {*module.adapter_names} - {part for name in trained for part in name.split(".")}
-
-
-def _quantized_bytes(weight: nn.Parameter, rows: int, weight_bits: int) -> int:
-    if weight_bits == 8:
-        return weight.numel() + 4 * rows  # a scale a row
-    return math.ceil(weight.numel() / 2) + 4 * math.ceil(weight.numel() / NF4_BLOCK)  # a scale a block
 
 
 def moment_bytes_per_weight(optimizer: Optimizer) -> float:

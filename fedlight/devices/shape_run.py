@@ -173,7 +173,6 @@ def _without_values(part: Any) -> Any:
 
 
 def _key(part: Any) -> Any:
-    """Return the key of a result's layout."""
     if isinstance(part, Tensor):
         return part.shape, part.stride(), part.dtype, part.is_meta
     if isinstance(part, (list, tuple)):

@@ -157,6 +157,5 @@ def _same(verdict: float, of_people: float) -> float:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean of the values that are not NaN."""
     known = [value for value in values if not math.isnan(value)]
     return math.fsum(known) / len(known) if known else math.nan

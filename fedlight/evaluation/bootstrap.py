@@ -143,14 +143,12 @@ def seeds_needed(deviation: float, difference: float, power: float = 0.8) -> int
 
 
 def _quantile(share: float, number: int) -> float:
-    """Return the quantile of Student's t with ``number - 1`` degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(float(number - 1), share))
 
 
 def _draw_means(sums: np.ndarray, counts: np.ndarray, draws: int, seed: int) -> np.ndarray:
-    """Return the mean over all answers of the drawn prompts, ``(draws,)``."""
     rng = np.random.default_rng(derive_seed(seed, "bootstrap"))
     size, means = len(counts), []
     step = max(1, CELLS // size)

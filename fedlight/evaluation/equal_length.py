@@ -144,7 +144,6 @@ def _difficulties(others: Sequence[_Pairs]) -> dict[Hashable, float]:
 def _fit(
     features: Any, wins: np.ndarray, penalty_c: float, intercept: bool, tol: float = 1e-6
 ) -> tuple[float, np.ndarray]:
-    """Return intercept and weights of a logistic regression on shares."""
     from scipy.sparse import issparse, vstack
     from sklearn.linear_model import LogisticRegression
 

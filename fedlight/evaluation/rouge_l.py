@@ -101,7 +101,6 @@ def tokenize(text: str) -> list[str]:
 
 
 def _tokens(text: str, numbers: dict[str, int]) -> list[int]:
-    """Return the tokens as numbers."""
     # rapidfuzz would compare texts by their hashes, which may collide.
     return [numbers.setdefault(token, len(numbers)) for token in tokenize(text)]
 

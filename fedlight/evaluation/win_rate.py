@@ -133,7 +133,6 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _standard_error(values: np.ndarray, prompts: np.ndarray) -> float:
-    """Return the standard error of the mean over the prompts' means."""
     _, index = np.unique(prompts, return_inverse=True)
     means = np.bincount(index, values) / np.bincount(index)
     return float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else math.nan

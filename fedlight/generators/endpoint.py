@@ -187,7 +187,6 @@ class ChatEndpoint(TextGenerator):
         return costs
 
     def _bodies(self, prompts: Sequence[str], draw: int) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield each request with the number of its draw."""
         seen: Counter[str] = Counter()
         for prompt in prompts:
             # Without a temperature all draws have the same answer, which is asked for once.

@@ -143,7 +143,6 @@ class LocalGenerator(ReadsModel, TextGenerator):
         return self._module
 
     def _answer(self, texts: list[str], draw: int) -> tuple[list[str], int]:
-        """Return the answers to a batch, and the number of those that were cut off."""
         generated = self._module.generate(
             texts,
             **dataclasses.asdict(self.sampling),

@@ -85,8 +85,11 @@ class ChatJudge(Judge):
         verdicts = [0.5] * len(ours)  # equal answers are not shown
         for index, reply in zip(prompts, replies, strict=True):
             mark = mark_of(*texts[index])
-            rated = self.form == "ratings"
-            verdict = read_rated(reply, mark) if rated else read_verdict(reply, mark, texts[index])
+            if self.form == "ratings":
+                ratings = read_ratings(reply, mark)
+                verdict = None if ratings is None else wins(ratings[:1], ratings[1:])[0]
+            else:
+                verdict = read_verdict(reply, mark, texts[index])
             verdicts[index] = math.nan if verdict is None else verdict
         self._count_unread(
             [r for i, r in zip(prompts, replies, strict=True) if math.isnan(verdicts[i])], len(prompts)
@@ -164,9 +167,3 @@ def read_ratings(reply: str, mark: str) -> tuple[float, float] | None:
             return None
         means.append(fmean(ratings))
     return (means[0], means[1]) if len(means) == 2 else None  # one line is no reply
-
-
-def read_rated(reply: str, mark: str) -> float | None:
-    """Return the verdict on the answer shown first, 1, 0.5 or 0; None if the ratings cannot be read."""
-    ratings = read_ratings(reply, mark)
-    return None if ratings is None else wins([ratings[0]], [ratings[1]])[0]

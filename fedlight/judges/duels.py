@@ -135,7 +135,6 @@ def _paired(
 
 
 def _shown(pairs: Sequence[tuple[TaskAnswer, str]]) -> tuple[list[dict[str, str]], list[str], list[str]]:
-    """Return the arguments of a judge: fields of the prompts, our answers, the other answers."""
     return (
         [
             {"prompt": answer.prompt, "target": answer.target, **answer.fields} for answer, _ in pairs

@@ -245,7 +245,6 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _largest(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the line of all pairs, then those of the largest categories that have enough pairs to say something."""
     first, *others = lines  # the line of all pairs is the first
     enough = [line for line in others if line["shown"] >= FEWEST_PAIRS]
     return [first, *sorted(enough, key=lambda line: (-line["shown"], line["category"]))[:MOST_CATEGORIES]]

@@ -117,7 +117,6 @@ class SelectorJudge(ReadsModel, Judge):
         return gather(self._votes(selector, ShownPairs(encoded, fits, self.orders)), len(pairs), self.orders)
 
     def _votes(self, selector: SelectorModule, shown: ShownPairs) -> Iterator[dict[str, Any]]:
-        """Yield the selector's vote on each sequence, in the form of the rows that ``votes.yaml`` writes."""
         for start in range(0, len(shown), self.batch_size):
             sequences = [shown[i] for i in range(start, min(start + self.batch_size, len(shown)))]
             batch = collate_choices(

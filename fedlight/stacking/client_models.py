@@ -109,7 +109,6 @@ def _can_stack(module: Any, states: Sequence[State]) -> bool:
 
 
 def _cut(questions: Sequence[tuple[int, _Prompts]]) -> list[list[tuple[int, _Prompts]]]:
-    """Return the questions in parts of at most `ROWS_TOGETHER` texts, or of one question."""
     parts: list[list[tuple[int, _Prompts]]] = []
     rows = 0
     for number, question in questions:

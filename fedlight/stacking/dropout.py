@@ -180,7 +180,6 @@ class _Pass:
 
 
 def _signed(value: int) -> int:
-    """Return the low 64 bits as torch's signed number."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

@@ -66,7 +66,6 @@ class StackedAdapters:
         self._swapped: list[nn.Module] = []
 
     def _find_layer(self, name: str) -> None:
-        """Note the layer of a trained parameter; raise ValueError where it cannot be stacked."""
         path, _, kind = name.rpartition(".")
         parts = path.split(".")
         if len(parts) > 2 and parts[-2] in ("lora_A", "lora_B"):
@@ -207,7 +206,6 @@ class StackedAdapters:
                 )
 
     def _swap(self, adapters: Sequence[str]) -> None:
-        """Give all trained layers their stacked forward passes."""
         host, self._ids = adapters[0], {id(parameter) for parameter in self._stacked.values()}
         for number, (path, layer) in enumerate(self._loras.items()):
             if host not in layer.lora_A:
@@ -260,7 +258,6 @@ class StackedAdapters:
 
 
 def _stacked(values: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Return a copy of the clients' values, ``(clients, ...)``."""
     if all(value is values[0] for value in values):  # mostly one tensor of the server
         every = values[0].detach().to(like).expand(len(values), *like.shape)
         return every.clone(memory_format=torch.contiguous_format)

@@ -163,7 +163,6 @@ def _rows(chosen: InstructionOptions) -> list[ToyRow]:
 
 
 def _draw_held(chosen: InstructionOptions) -> list[ToyRow]:
-    """Return as many rows of each topic as the clients hold; they differ from these in their wording only."""
     rng = _rng(chosen.seed, "held", chosen.domain)
     counts = Counter(row["topic"] for row in _draw_private(chosen))
     drawn = (
@@ -274,13 +273,11 @@ def writing_request(shown: Sequence[str]) -> str:
 
 
 def _draw_known(rng: random.Random, home: Collection[str]) -> list[Topic]:
-    """Return a client's topics: some people in each of its areas."""
     # Sorted: the order of a set of texts differs between processes.
     return [(area, name) for area in sorted(home) for name in rng.sample(KNOWN_NAMES, HOME_NAMES)]
 
 
 def _draw_ruled(rng: random.Random, domain: str, area: str) -> list[Topic]:
-    """Return a client's topics in a world with a rule, in this area and another: shared ones, and facts."""
     home = (area, rng.choice([other for other in DOMAINS[domain].areas if other != area]))
     known = [topic for topic in topics_of_split("private", domain, rule=1) if topic[0] in home]
     facts = [topic for topic in known if is_fact(topic)]

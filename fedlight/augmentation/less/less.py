@@ -292,7 +292,6 @@ class LESS(ReadsModel, Augmentation):
     def _score(
         self, candidates: PaddedExamples, targets: Sequence[PaddedExamples], seed: int, blocks: ScoredBlocks
     ) -> np.ndarray:
-        """Return the score of every candidate for every client, ``(candidates, clients)``."""
         module = self._new_module(seed)
         with torch.device(candidates.device):
             module.configure_model()
@@ -326,7 +325,6 @@ class LESS(ReadsModel, Augmentation):
         return SFTModule(self.model, **given, seed=derive_seed(seed, "less"))
 
     def _read(self, tokenizer: object, rows: Sequence[Fields], device: torch.device) -> PaddedExamples:
-        """Return the rows that fit; their examples keep their indices among all rows."""
         responses = [row["response"] for row in rows]
         template = Template.named(self.template, rows[0] if rows else ()).for_tokenizer(tokenizer)
         encoded = encode_responses(tokenizer, template, rows, responses, self.max_tokens)

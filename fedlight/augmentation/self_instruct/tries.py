@@ -206,7 +206,6 @@ def _make_line(content: Mapping[str, Any]) -> bytes:
 
 
 def _read_line(line: bytes, path: Path, number: int) -> list[Try]:
-    """Return the tries of a line; the line of the settings has none."""
     try:
         return [Try(*attempt) for attempt in unsealed(json.loads(line)).get("tries", [])]
     except (ValueError, KeyError, TypeError, AttributeError):

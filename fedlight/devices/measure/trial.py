@@ -130,7 +130,6 @@ def measure(
 
 
 def _counters(device: torch.device, root: Path) -> tuple[Rapl | None, str]:
-    """Return the energy counters, or None and the reason."""
     if device.type != "cpu":
         return None, f"the energy of {device.type} is not read"
     try:

@@ -217,7 +217,6 @@ def seccomp_filter(machine: Machine) -> bytes:
 
 
 def _checks(name: str) -> list[Instruction]:
-    """Return the checks of a call's arguments, which end with a verdict."""
     if name in ("open", "openat"):
         return _check_open(flags=1 if name == "open" else 2)
     if name == "prlimit64":
@@ -253,5 +252,4 @@ def _check_command(commands: list[int]) -> list[Instruction]:
 
 
 def _low(argument: int) -> int:
-    """Return the offset of the lower half of an argument; both machines store it first."""
     return ARGUMENTS + 8 * argument

@@ -134,7 +134,6 @@ def _start(
     modules: dict[str, str] | None = None,
     pipes: tuple[int, ...] = (),
 ) -> SandboxedProcess:
-    """Start code in a new folder; leaving the stack ends the process and removes the folder."""
     place = stack.enter_context(temporary_folder("fedlight-sandbox")).resolve()
     locks = {} if unprotected else protection(place)
     process = SandboxedProcess(code, limits, locks, place, modules or {}, name, pipes)

@@ -183,7 +183,6 @@ def _extract_function(code: str, function: str, fenced: bool) -> str:
 
 
 def _extract_body(code: str) -> str:
-    """Return the indented lines of a function's body, up to the first line outside of it."""
     lines = code.expandtabs(4).splitlines()
     while lines and not lines[0].strip():
         lines.pop(0)
