@@ -19,13 +19,12 @@ class Alignment(NamedTuple):
     recall10: float  # share of mapped vectors whose own target is among the ten nearest
 
 
-def alignment(mapped: np.ndarray, targets: np.ndarray, block: int = BLOCK) -> Alignment:
+def alignment(mapped: np.ndarray, targets: np.ndarray) -> Alignment:
     """Compare mapped vectors with their targets; a target as near as the own one does not count as nearer.
 
     Args:
         mapped: ``(texts, dimension)``, of any length above 0.
         targets: ``(texts, dimension)``; row i belongs to mapped row i.
-        block: number of rows that are compared at a time.
 
     Raises:
         ValueError: there is no text, or the shapes differ.
@@ -37,9 +36,9 @@ def alignment(mapped: np.ndarray, targets: np.ndarray, block: int = BLOCK) -> Al
     mapped, targets = unit(mapped), unit(targets)
     to_target = np.einsum("td,td->t", mapped, targets)  # [texts]: cosine with the own target
     nearer = np.empty(len(mapped), dtype=np.int64)
-    for start in range(0, len(mapped), block):
-        rows = slice(start, start + block)
-        similar = mapped[rows] @ targets.T  # [block, texts]
+    for start in range(0, len(mapped), BLOCK):
+        rows = slice(start, start + BLOCK)
+        similar = mapped[rows] @ targets.T  # [BLOCK, texts]
         # The tolerance keeps rounding in the matrix product from putting the own target before itself.
         nearer[rows] = (similar > to_target[rows, None] + 1e-6).sum(axis=1)
     shares = ((~np.isnan(to_target) & (nearer < most)).mean() for most in (1, 10))  # NaN finds nothing

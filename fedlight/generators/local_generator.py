@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 
 from fedlight.datamodules.text.templates import Template
@@ -96,10 +97,7 @@ class LocalGenerator(ReadsModel, TextGenerator):
         slot = self._template.slots[0]
         texts = [self._template.render({slot: prompt}).text for prompt in prompts]
         lengths = [len(row) for row in encode_prompts(module.tokenizer, texts)]
-        limit = getattr(module.causal_lm.config, "max_position_embeddings", None) or float("inf")
-        fits = [
-            index for index, length in enumerate(lengths) if length + self.sampling.max_new_tokens <= limit
-        ]
+        fits = [*compress(range(len(texts)), module.fits(texts, self.sampling.max_new_tokens))]
         fits.sort(key=lambda index: lengths[index])  # a batch is as wide as its longest
         batches = [fits[start : start + self.batch_size] for start in range(0, len(fits), self.batch_size)]
         generated = for_each(lambda rows: self._answer([texts[row] for row in rows], draw), batches)

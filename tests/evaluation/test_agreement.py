@@ -1,10 +1,9 @@
-import itertools
 import math
 
 import numpy as np
 import pytest
 
-from fedlight.evaluation.agreement import Judged, adjusted_rand_index, agreement, majority, people_agree
+from fedlight.evaluation.agreement import Judged, adjusted_rand_index, agreement, majority
 
 NAN = math.nan
 PAIRS = [
@@ -59,14 +58,6 @@ def test_without_ties_by_hand():
     assert found.people == pytest.approx((1 / 3 + 0 + 1) / 3)
     assert (found.unread_pairs, found.no_verdict, found.no_vote, found.no_majority) == (1, 1, 0, 1)
     assert (found.votes, found.ties, found.several) == (9, 2, 3)
-
-
-def test_two_people_against_a_plain_count():
-    stream = np.random.default_rng(0)
-    for size in (2, 3, 7):
-        votes = stream.choice([0, 0.5, 1], size).tolist()
-        pairs = list(itertools.combinations(votes, 2))
-        assert people_agree(votes) == pytest.approx(sum(a == b for a, b in pairs) / len(pairs))
 
 
 def test_a_judge_that_guesses_agrees_by_chance_and_one_that_knows_always():

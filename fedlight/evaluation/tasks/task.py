@@ -172,8 +172,24 @@ class Task(Checked, ABC):
         choices = [example.choices for example in examples]
         if not all(choices):
             return written
-        best = find_likeliest(model, prompts, choices, self.data.continuation, self.normalize)
+        best = self._likeliest(model, prompts, choices)
         return [[*texts, choice] for texts, choice in zip(written, best, strict=True)]
+
+    def _likeliest(
+        self, model: AnswersPrompts, prompts: Sequence[str], choices: Sequence[Sequence[str]]
+    ) -> list[str]:
+        """Return the likeliest of its choices after each prompt; "" where the model gives NaN for one."""
+        texts = [[self.data.continuation(choice) for choice in own] for own in choices]
+        best = []
+        for own, likelihoods in zip(choices, model.log_likelihoods(prompts, texts), strict=True):
+            lengths = {
+                "sum": [1] * len(own),
+                "tokens": [text.tokens for text in likelihoods],
+                "bytes": [len(text.encode()) for text in own],
+            }[self.normalize]
+            scores = [text.log_prob / length for text, length in zip(likelihoods, lengths, strict=True)]
+            best.append("" if np.isnan(scores).any() else own[scores.index(max(scores))])
+        return best
 
     def new_tokens(self, examples: Sequence[Example]) -> int:
         """Return the largest number of tokens that follow a prompt."""
@@ -307,31 +323,6 @@ class Task(Checked, ABC):
     def _prompt(self, example: Example, pool: Sequence[Example]) -> str:
         shots = self.choose_shots(example, pool)
         return self.data.prompt(example.fields, [(shot.fields, shot.shown) for shot in shots])
-
-
-def find_likeliest(
-    model: AnswersPrompts,
-    prompts: Sequence[str],
-    choices: Sequence[Sequence[str]],
-    continuation: Callable[[str], str],
-    normalize: Normalization = "sum",
-) -> list[str]:
-    """Return the likeliest of its choices after each prompt; "" where the model gives NaN for one.
-
-    ``continuation`` makes the text that follows the prompt. With ``normalize`` the sum of a choice's log-probabilities is
-    compared, or their mean by tokens or by bytes.
-    """
-    texts = [[continuation(choice) for choice in prompt_choices] for prompt_choices in choices]
-    best = []
-    for prompt_choices, likelihoods in zip(choices, model.log_likelihoods(prompts, texts), strict=True):
-        lengths = {
-            "sum": [1] * len(prompt_choices),
-            "tokens": [text.tokens for text in likelihoods],
-            "bytes": [len(text.encode()) for text in prompt_choices],
-        }[normalize]
-        scores = [text.log_prob / length for text, length in zip(likelihoods, lengths, strict=True)]
-        best.append("" if np.isnan(scores).any() else prompt_choices[scores.index(max(scores))])
-    return best
 
 
 def continuation(prompt: str, response: str) -> str:
