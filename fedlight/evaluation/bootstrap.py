@@ -106,31 +106,30 @@ def student_interval(values: Sequence[float] | np.ndarray) -> Interval:
     return Interval(float(numbers.mean()) - half, float(numbers.mean()) + half)
 
 
-def seeds_needed(deviation: float, difference: float, power: float = 0.8) -> int:
-    """Return the least number of seeds whose interval of 95 % tells a mean paired difference from zero.
+def seeds_needed(deviation: float, difference: float) -> int:
+    """Return the least number of seeds whose interval of 95 % tells a mean difference from zero in 80 % of cases.
 
-    It is the least n with ``(t(0.975) + t(power)) * deviation / sqrt(n) <= difference``, with quantiles of Student's t of
-    n - 1 degrees of freedom. At ``power=0.5`` the interval is as wide as the difference to either side.
+    It is the least n with ``(t(0.975) + t(0.8)) * deviation / sqrt(n) <= difference``, with quantiles of Student's t of
+    n - 1 degrees of freedom.
 
     Args:
         deviation: standard deviation over seeds of the paired difference, finite and at least 0.
         difference: least difference to be told from zero, above 0.
-        power: probability of an interval without zero at this difference, in [0.5, 1).
 
     Raises:
         ValueError: a number is out of range.
 
     Examples:
-        >>> seeds_needed(0.05, 0.03), seeds_needed(0.1, 0.03), seeds_needed(0.1, 0.03, power=0.5)
-        (24, 90, 46)
+        >>> seeds_needed(0.05, 0.03), seeds_needed(0.1, 0.03)
+        (24, 90)
     """
-    if not (0.5 <= power < 1 and 0 <= deviation < math.inf and difference > 0):
+    if not (0 <= deviation < math.inf and difference > 0):
         raise ValueError(
-            f"power={power} must lie in [0.5, 1), deviation={deviation} in [0, inf), and difference={difference} be above 0"
+            f"deviation={deviation} must lie in [0, inf), and difference={difference} be above 0"
         )
 
     def tell(number: int) -> bool:
-        quantiles = _quantile(0.975, number) + _quantile(power, number)
+        quantiles = _quantile(0.975, number) + _quantile(0.8, number)
         return quantiles * deviation <= difference * math.sqrt(number)
 
     few, enough = 1, 2  # one difference has no standard deviation

@@ -138,12 +138,6 @@ def test_random_rows_depend_on_seed_and_client_alone():
     assert abs(share - 0.25) < 0.03  # a quarter of the rows; three standard deviations of 2,400 draws
 
 
-@pytest.mark.parametrize("make_one", [FedDCA, DirectRetrieval])
-def test_equal_seeds_give_equal_rows(make_one):
-    first, second, other = (make_one(ENCODER, 9).augment(CLIENTS, PUBLIC, seed) for seed in (0, 0, 1))
-    assert first == second != other
-
-
 def test_fewer_rows_than_clusters_and_fewer_public_rows_than_wanted():
     clients = {"c0": make(0, 2), "c1": [make(1, 1)[0]] * 3}
     augmentation = FedDCA(ENCODER, number=500, clusters=10, alpha=None)
