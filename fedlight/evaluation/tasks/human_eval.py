@@ -65,9 +65,9 @@ class HumanEval(Task):
         limits: Limits | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(data, **options)
         if instruction is None and options.get("stop") is None:
-            self.stop = list(CODE_STOPS)
+            options["stop"] = list(CODE_STOPS)
+        super().__init__(data, **options)
         if instruction is not None and "{prompt}" not in instruction:
             raise ValueError(
                 f"HumanEval.instruction={instruction!r} lacks the problem: put {{prompt}} where it belongs"

@@ -73,7 +73,7 @@ class Task(Checked, ABC):
         temperature: of the answers; 0 is greedy.
         top_p: share of the probability to draw from, in (0, 1].
         stop: texts that end an answer, besides those of the template; None: the task's own ``stops``.
-        seed: of the limit, the shots and the answers.
+        seed: of the limit and the answers.
 
     Attributes:
         names: columns that are read from each row.

@@ -51,6 +51,8 @@ def test_greedy_answers(rows) -> None:
     assert result.outcomes[0].verdicts[0].note == "error: AssertionError"
     assert result.outcomes[1].verdicts[0].read == PROBLEMS[1]["prompt"] + "    return x + 1\n\n"
     assert result.outcomes[1].verdicts[0].note == ""
+    templated = TaskRows(rows.source, template="Question: {instruction}\nAnswer:")
+    assert HumanEval(templated, instruction=None).stop == [*CODE_STOPS, "\nQuestion:"]
 
 
 def reversed_by_length():
