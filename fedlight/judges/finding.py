@@ -127,11 +127,10 @@ def win_share(rate: float, ends: Interval) -> str:
 
 
 def _beats(means: Mapping[str, float], others: int, words: str) -> str:
-    (best, ours), (base, theirs) = means.items()
+    # Of several methods the baseline may be the best.
+    ranked = sorted(means.items(), key=lambda pair: -pair[1]) if others > 1 else means.items()
+    (best, ours), (base, theirs) = ranked
     if others > 1:
-        (best, ours), (base, theirs) = sorted(
-            means.items(), key=lambda pair: -pair[1]
-        )  # equal: the other method
         return (
             f"{best} has the best {words} of {others + 1} methods: {ours:.3f} against {theirs:.3f} of {base}"
         )
