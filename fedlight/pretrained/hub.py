@@ -19,7 +19,7 @@ SECONDS = 8  # time limit of the hub's first answer, longer than a slow network 
 EMBEDDED = {"toy": Path(__file__).parents[1] / "toy/model"}  # models that come with fedlight: name -> folder
 OWN_LICENCE = "apache-2.0"  # licence of fedlight, and of the models that come with it
 UNKNOWN = "unknown"
-NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 
 
 @contextmanager

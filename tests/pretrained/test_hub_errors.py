@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from fedlight.pretrained.hub import hub_errors, load_tokenizer
+from fedlight.pretrained.hub import find_model, hub_errors, load_tokenizer
 
 ANSWER = SimpleNamespace(headers={}, request=None)  # all that the errors look at
 
@@ -23,6 +23,11 @@ def test_each_has_its_remedy(kind):
     with pytest.raises(OSError) as raised, hub_errors("a/b", "or wait"):  # noqa: PT011
         raise error
     assert str(raised.value) == f"model='a/b'{LINES[kind]}"
+
+
+def test_a_name_that_no_hub_can_have_is_no_question_of_the_network():
+    with pytest.raises(FileNotFoundError, match="model='模型': there is no such folder"):
+        find_model("模型")
 
 
 def test_an_answer_is_passed_on():
