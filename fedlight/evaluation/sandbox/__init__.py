@@ -1,7 +1,7 @@
 """Sandbox: runs a model's code in a process without rights and with limits on time, memory and files.
 
-Of fedlight it imports ``support`` alone. ``process`` starts and watches a process, ``inside`` is its first program,
-``protection`` its order with the filter of system calls, and ``calls`` the way from the tests to a function.
+It imports nothing of fedlight but a helper for files. ``process`` starts and watches a process, ``inside`` is its first
+program, ``protection`` its order with the filter of system calls, ``calls`` the way from the tests to a function.
 """
 
 from fedlight.evaluation.sandbox.process import Limits, Result, SandboxError

@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from fedlight.support.checks import Settings, check_range, refuse_below
-
 INSIDE = Path(__file__).with_name("inside.py")
 # No packages and no files of the user; not -I, which would draw a hash seed.
 FLAGS = ["-s", "-P", "-S", "-B", "-X", "utf8"]
@@ -29,7 +27,7 @@ Outcome = Literal["finished", "error", "exited", "timeout", "files"]
 
 
 @dataclass(frozen=True)
-class Limits(Settings):
+class Limits:
     """Limits of one process; exceeding one fails the code, never the machine.
 
     Args:
@@ -54,12 +52,19 @@ class Limits(Settings):
     output_kib: int = 64
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("wall_seconds", self.wall_seconds, 0, math.inf, above_low=True)
-        refuse_below(0, files=self.files)
-        refuse_below(1, cpu_seconds=self.cpu_seconds, file_mib=self.file_mib, output_kib=self.output_kib)
-        refuse_below(16, open_files=self.open_files)
-        refuse_below(64, memory_mib=self.memory_mib)
+        if type(self.wall_seconds) not in (int, float) or not 0 < self.wall_seconds < math.inf:
+            raise ValueError(f"wall_seconds={self.wall_seconds!r} must be a number above 0, 20 for example")
+        least = {
+            "cpu_seconds": 1,
+            "memory_mib": 64,
+            "file_mib": 1,
+            "files": 0,
+            "open_files": 16,
+            "output_kib": 1,
+        }
+        for name, lowest in least.items():
+            if type(value := getattr(self, name)) is not int or value < lowest:
+                raise ValueError(f"{name}={value!r} must be a whole number, {lowest} or more in the sandbox")
 
 
 class Result(NamedTuple):

@@ -179,16 +179,16 @@ class Task(Checked, ABC):
         self, model: AnswersPrompts, prompts: Sequence[str], choices: Sequence[Sequence[str]]
     ) -> list[str]:
         """Return the likeliest of its choices after each prompt; "" where the model gives NaN for one."""
-        texts = [[self.data.continuation(choice) for choice in own] for own in choices]
+        texts = [[self.data.continuation(choice) for choice in of_prompt] for of_prompt in choices]
         best = []
-        for own, likelihoods in zip(choices, model.log_likelihoods(prompts, texts), strict=True):
+        for of_prompt, likelihoods in zip(choices, model.log_likelihoods(prompts, texts), strict=True):
             lengths = {
-                "sum": [1] * len(own),
+                "sum": [1] * len(of_prompt),
                 "tokens": [text.tokens for text in likelihoods],
-                "bytes": [len(text.encode()) for text in own],
+                "bytes": [len(text.encode()) for text in of_prompt],
             }[self.normalize]
             scores = [text.log_prob / length for text, length in zip(likelihoods, lengths, strict=True)]
-            best.append("" if np.isnan(scores).any() else own[scores.index(max(scores))])
+            best.append("" if np.isnan(scores).any() else of_prompt[scores.index(max(scores))])
         return best
 
     def new_tokens(self, examples: Sequence[Example]) -> int:
