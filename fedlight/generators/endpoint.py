@@ -70,13 +70,6 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def add(self, answer: Answer) -> None:
-        """Count one answer of the server."""
-        self.asked += 1
-        self.retries += answer.retries
-        self.prompt_tokens += answer.prompt_tokens
-        self.completion_tokens += answer.completion_tokens
-
 
 class ChatEndpoint(TextGenerator):
     """Text generator that asks a server in OpenAI's chat-completions format; needs the extra ``chat``.
@@ -155,7 +148,10 @@ class ChatEndpoint(TextGenerator):
         self.counts.cached += sum(key in answers for key in keys)
 
         def keep(key: str, answer: Answer) -> None:
-            self.counts.add(answer)
+            self.counts.asked += 1
+            self.counts.retries += answer.retries
+            self.counts.prompt_tokens += answer.prompt_tokens
+            self.counts.completion_tokens += answer.completion_tokens
             self._cache.write(key, answer)
             answers[key] = answer
 

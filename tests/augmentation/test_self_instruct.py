@@ -192,7 +192,6 @@ def test_instruction_and_input_are_shown_together_and_braces_are_text():
     [
         ("Name a planet.", "Name a planet."),
         ("**Instruction 3:** Name a planet.", "Name a planet."),
-        ("\nInstruction 3: Name a planet.\nInstruction 4: Name a star.", "Name a planet."),
         ("New instruction: Name a planet.\n\nResponse: Mars.", "Name a planet."),
         ("Name\na planet.\n### Instruction:\nName a star.", "Name\na planet."),
         ("Instruction 3:", ""),

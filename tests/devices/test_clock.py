@@ -35,12 +35,6 @@ def spent(outcome):
     return (outcome.download_seconds, outcome.compute_seconds, outcome.upload_seconds)
 
 
-def test_one_client():
-    outcomes, seconds = play([job("a", 1, 5, 2)])
-    assert outcomes["a"] == Outcome("a", "", 1.0, 5.0, 2.0, MB, 2 * MB, 5 * TERA, 16.0)
-    assert seconds == 8
-
-
 def test_the_round_ends_with_the_last_that_is_wanted():
     outcomes, seconds = play([job("slow", 1, 9, 1), job("fast", 1, 2, 1), job("mid", 1, 4, 1)], wanted=2)
     assert seconds == 6
