@@ -89,8 +89,8 @@ class _ClientModel:
             if hasattr(module, name):
                 setattr(self, name, partial(self._alone, name))
 
-    def generate(self, prompts: Sequence[str], *, seed: int, **settings: Any) -> Any:
-        return self._ask(_Prompts(list(prompts), seed, settings))
+    def generate(self, prompts: Sequence[str], n: int = 1, *, seed: int = 0, **settings: Any) -> Any:
+        return self._ask(_Prompts(list(prompts), seed, {"n": n, **settings}))
 
     def _alone(self, name: str, *args: Any, **settings: Any) -> Any:
         return self._ask(lambda module: getattr(module, name)(*args, **settings))

@@ -2,7 +2,16 @@ import threading
 
 import pytest
 
-from fedlight.stacking.client_models import side_by_side
+from fedlight import SFTModule
+from fedlight.stacking.client_models import side_by_side, work_with_models
+
+
+def test_a_clients_model_writes_with_the_settings_of_the_module_where_none_are_given():
+    module, prompts = SFTModule("toy"), ["POST : anna bakes bread .", "SUMMARY :"]
+    works = [lambda model: model.generate(prompts, 2), lambda model: model.generate(prompts)]
+    module.configure_model()
+    expected = [work(module) for work in works]
+    assert work_with_models(module, [{}, {}], works, holding=None) == expected
 
 
 def test_questions_are_answered_together_until_the_last_work_ends():
