@@ -72,7 +72,7 @@ class CostMeter:
     Args:
         module: module that is trained, or a skeleton of it.
         example_batch: function that returns a batch of so many examples; needed for a module without a skeleton only.
-        lora_rank: rank of the LoRA adapters in the counted step; None for the module's own.
+        lora_rank: rank of the LoRA adapters in the counted step, which larger ones are cut to; None for the module's own.
 
     Attributes:
         module: counted module: the skeleton, or the module itself; with ``lora_rank`` a copy without weights.
@@ -145,7 +145,6 @@ class CostMeter:
                 each = [
                     (self._found(node, checkpointing, forward), weight) for node, weight in around.items()
                 ]
-                # Exact for FLOPs, and nearly so for the peak: see `fedlight.devices.shape`.
                 flops = sum(weight * part.flops for part, weight in each)
                 cost = StepCost(round(flops), round(sum(w * part.activation_bytes for part, w in each)))
             self._costs[shape, checkpointing, forward] = cost

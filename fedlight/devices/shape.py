@@ -2,8 +2,8 @@
 
 The cost of a step is a polynomial in the shape of its batch: linear in the examples and in the share of labelled tokens,
 quadratic in the length of the texts (attention). Each counted size doubles the one before it, and between two of them FLOPs
-follow exactly. The peak of memory is the largest of several such polynomials: it follows exactly as long as the same moment
-of the step is the peak, else very nearly.
+follow exactly, but for labelled tokens, whose numbers are rounded. The peak of memory is the largest of several such
+polynomials: it follows exactly as long as the same moment of the step is the peak, else very nearly.
 """
 
 from dataclasses import dataclass
