@@ -98,7 +98,7 @@ def made_judge(spec: dict[str, Any]) -> Judge:
 
     find_by_name()  # class names without their modules
     parser = OneLineParser(exit_on_error=False)  # raise, do not end the process
-    parser.add_argument("--judge", type=Judge)
+    parser.add_argument("--judge", type=Judge, required=True)
     try:
         parsed = parser.parse_object({"judge": spec})
     except ArgumentError as error:

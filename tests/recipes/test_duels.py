@@ -123,6 +123,8 @@ def test_what_does_not_fit_is_named(tmp_path):
         made_judge({"class_path": FACTS["class_path"], "init_args": {"sed": 3}})
     with pytest.raises(ValueError, match="there is no class 'FactJudgee'"):
         made_judge({"class_path": "FactJudgee"})
+    with pytest.raises(ValueError, match="it needs judge"):
+        made_judge(None)
     assert made_judge({"class_path": "OracleJudge"}).group is OracleJudge().group
 
 
