@@ -110,7 +110,7 @@ class Trace(Settings):
 
     def available_until(self, now_seconds: float, seed: int, round_idx: int, client_id: str) -> float | None:
         starts, ends = self._stretches
-        moved = self._later_by(seed, client_id)
+        moved = self.spread_hours * HOUR * derive_seed(seed, "spread", client_id) / 2**32
         if self.period_hours is None:
             time, period = now_seconds - moved, 0.0
         else:
@@ -131,11 +131,6 @@ class Trace(Settings):
             return DAY / seconds
         visits = sum((end - start) // seconds for start, end in zip(starts, ends, strict=True))
         return visits * DAY / (self.period_hours * HOUR if self.period_hours else ends[-1])
-
-    def _later_by(self, seed: int, client_id: str) -> float:
-        if not self.spread_hours:
-            return 0.0
-        return self.spread_hours * HOUR * derive_seed(seed, "spread", client_id) / 2**32
 
     @cached_property
     def _stretches(self) -> tuple[list[float], list[float]]:

@@ -1,9 +1,8 @@
 """Reading of the answers that ``TaskScores`` has written into a run's folder."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedlight.datamodules.rows.rows import load_rows
 
@@ -35,7 +34,17 @@ def read_answers(folder: str, task: str, moment: str | None = None) -> list[Task
             f"{file}: there is no such file: give the folder of a finished run with the callback TaskScores, one of its "
             "tasks, and a moment at which it was asked"
         )
-    return [_answer(row) for row in load_rows(str(file))]
+    return [
+        TaskAnswer(
+            row["row"],
+            row["prompt"],
+            row.get("fields", {}),
+            row["target"],
+            next(iter(row["answers"]), ""),  # none where the prompt did not fit
+            row.get("client"),
+        )
+        for row in load_rows(str(file))
+    ]
 
 
 def last_moment(scores: Path, task: str) -> str:
@@ -50,15 +59,3 @@ def last_moment(scores: Path, task: str) -> str:
     )
     order = (OWN, "test", *reversed(epochs), "validate", "start")
     return next((name for name in order if name in moments), "test")
-
-
-def _answer(row: Mapping[str, Any]) -> TaskAnswer:
-    answers = row["answers"]
-    return TaskAnswer(
-        row["row"],
-        row["prompt"],
-        row.get("fields", {}),
-        row["target"],
-        answers[0] if answers else "",  # none where the prompt did not fit
-        row.get("client"),
-    )
