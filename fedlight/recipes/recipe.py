@@ -26,7 +26,7 @@ from fedlight.lightning_cli.values_as_written import ENDING, as_written
 from fedlight.recipes.chosen_stages import chosen_stages
 from fedlight.recipes.followers import Followers, check_processes
 from fedlight.recipes.overlay import merge_arguments, merge_recipes
-from fedlight.recipes.stages import Stage, refuse_tied_votes
+from fedlight.recipes.stages import COMMANDS, Stage, refuse_tied_votes
 from fedlight.runs.folders import SEED
 from fedlight.support.checks import read_yaml
 from fedlight.support.console import silence_lightning
@@ -163,14 +163,20 @@ def _load_file(name: str, above: tuple[Path, ...] = ()) -> Recipe:
         )
     above = (*above, file.resolve())  # resolved: two paths may name one file
     recipe = _extended(_read(file), file, above)
-    if isinstance(recipe.get("twin"), dict):
-        recipe["twin"] = _extended(recipe["twin"], file, above)
+    if (small := recipe.get("twin")) is not None:
+        if not isinstance(small, dict):
+            raise ValueError(f"{file}: twin={small!r} has to be a map of the values that it changes")
+        recipe["twin"] = _extended(small, file, above)
     return recipe
 
 
 def _extended(recipe: Recipe, file: Path, above: tuple[Path, ...]) -> Recipe:
-    extended = recipe.pop("extends", [])
-    names = [extended] if isinstance(extended, str) else extended
+    extended = recipe.pop("extends", None)
+    names = [extended] if isinstance(extended, str) else extended or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"{file}: extends={extended!r} has to be the name of a recipe's file, or a list of them"
+        )
     below = [_load_file(str(file.parent / name), above) for name in names]
     return functools.reduce(merge_recipes, [*below, recipe])
 
@@ -341,7 +347,8 @@ def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recip
     register("grid", grid, replace=True)
     try:
         whole: Any = OmegaConf.create(config)
-        resolved: Any = OmegaConf.to_container(whole if key is None else whole[key], resolve=True)
+        part = whole if key is None else whole[key]
+        resolved: Any = OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part
     except OmegaConfBaseException as error:
         what = f"{first_line(error)}, in {error.full_key}"
         raise ValueError(f"the recipe refers to what it does not have: {what}") from None
@@ -350,10 +357,11 @@ def _resolved(config: Recipe, runs: list[Path], key: str | None = None) -> Recip
 
 def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
     named = resolved.get("stages")
-    if not isinstance(named, dict) or not all(isinstance(spec, dict) for spec in named.values()):
+    if not named or not isinstance(named, dict) or not all(isinstance(spec, dict) for spec in named.values()):
         raise ValueError("a recipe needs stages: names, each with a command, see conf/recipes/fedbis.yaml")
     specs: dict[str, Any] = {}
     for name, spec in named.items():
+        _check_stage(name, spec)
         like, grid = spec.pop("like", None), spec.pop("grid", None)
         if like is not None and like not in specs:
             raise ValueError(f"stage {name} is like {like!r}, which is no stage before it")
@@ -368,6 +376,20 @@ def _stages(resolved: Recipe, folder: Path) -> list[Stage]:
         for name, spec in specs.items()
         if spec.pop("when", True)  # only now: others may be like a stage that is left out
     ]
+
+
+def _check_stage(name: Any, spec: dict[Any, Any]) -> None:
+    """Raise ValueError for a stage with a value of another kind, such as a text in place of false."""
+    if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
+        raise ValueError(f"stage {name!r}: its name is that of its folder: give a text without a slash")
+    arguments, is_wanted = spec.get("with") or {}, spec.get("when", True)
+    if not isinstance(arguments, dict) or not all(isinstance(key, str) for key in arguments):
+        raise ValueError(f"stage {name}: with={arguments!r} has to be a map of names to values")
+    if isinstance(is_wanted, str):
+        raise ValueError(f"stage {name}: when={is_wanted!r} is a text: write true or false")
+    for key in ("like", *COMMANDS):
+        if not isinstance(spec.get(key, ""), str):
+            raise ValueError(f"stage {name}: {key}={spec[key]!r} has to be a name")
 
 
 def _cells(name: str, grid: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -254,6 +254,17 @@ def test_extends_lays_recipes_over_others_the_later_on_top(run_small):
         ({}, "a recipe needs stages"),
         ("seeds: [0\nstages: }", "is no YAML"),
         ({"extends": "gone.yaml", "stages": {}}, "there is no recipe"),
+        ({"extends": 3, "stages": {}}, "extends=3 has to be the name of a recipe's file, or a list of them"),
+        ({"twin": [3], "stages": {}}, "twin=[3] has to be a map"),
+        ({"over_seeds": 3, "stages": {}}, "a recipe needs stages"),
+        ({"stages": {"../one": call("one")}}, "stage '../one': its name is that of its folder"),
+        (
+            {"stages": {"one": {**call("one"), "when": "off!"}}},
+            "stage one: when='off!' is a text: write true or false",
+        ),
+        ({"stages": {"one": {"like": ["first"]}}}, "stage one: like=['first'] has to be a name"),
+        ({"stages": {"one": {"call": 3}}}, "stage one: call=3 has to be a name"),
+        ({"stages": {"one": {"like": "first", "with": [1]}}}, "stage one: with=[1] has to be a map"),
     ],
 )
 def test_mistakes_in_a_recipe_are_told_before_any_stage_runs(run_small, recipe, message):
