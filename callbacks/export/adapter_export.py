@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fedlight.callbacks.export.card_facts import card_facts, public_name
 from fedlight.callbacks.export.model_card import adapter_notes, adapter_use, write_card
-from fedlight.callbacks.logs.trainer import find_callback
+from fedlight.callbacks.logs.trainer import find_callback, log_now
 from fedlight.callbacks.logs.visit_log import VisitLog
 from fedlight.support.checkpoint_files import follow_moved_files
 from fedlight.support.checks import Checked
@@ -38,7 +38,8 @@ class AdapterExport(Checked, L.Callback):
     Args:
         folder: the adapter's folder; an existing one is replaced. It may hold neither the run's nor the current one.
         monitor: metric of a ``ModelCheckpoint`` of the run: its best epoch is exported and left in the module, and the
-            number of that epoch, from 1, becomes the metric ``exported/epoch``. None: the last epoch.
+            number of that epoch, from 1, becomes the metric ``exported/epoch``. None: the last epoch, which is also
+            exported where no checkpoint has been saved.
 
     Raises:
         ValueError: before training, for a module without ``save_adapter``, a ``monitor`` without its ``ModelCheckpoint``, or
@@ -78,7 +79,12 @@ class AdapterExport(Checked, L.Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics, rounds = dict(trainer.callback_metrics), None
-        if (keeper := self._keeper(trainer)) is not None:
+        keeper = self._keeper(trainer)
+        if keeper is not None and not keeper.best_model_path:  # as with every_n_epochs above max_epochs
+            rank_zero_info(
+                f"AdapterExport: no checkpoint was saved by {self.monitor}, so the last epoch is exported"
+            )
+        elif keeper is not None:
             score, rounds = self._load_best(keeper, trainer, pl_module)
             # Other scores are of the last epoch; the privacy of the whole run holds for each of its models.
             metrics = {name: x for name, x in metrics.items() if name.startswith("fed/")} | score
@@ -102,7 +108,7 @@ class AdapterExport(Checked, L.Callback):
         best = torch.load(keeper.best_model_path, map_location="cpu", weights_only=True)
         module.load_state_dict(best["state_dict"])
         epoch, score = best["epoch"] + 1, keeper.best_model_score
-        trainer.callback_metrics["exported/epoch"] = torch.tensor(float(epoch))
+        log_now(trainer, {"exported/epoch": float(epoch)})  # an export looks there for the epoch
         rank_zero_info(
             f"AdapterExport: epoch {epoch}/{trainer.current_epoch}, best by {self.monitor}: {score:.4f}"
         )
@@ -122,6 +128,7 @@ def _write_card(
     data = trainer.datamodule  # type: ignore[attr-defined]
     reads = hasattr(data, "train_rows")  # a source and its split
     of_loop, clients, rounds_done = {}, [], trainer.current_epoch
+    rows = [] if visits is None else visits.visit_rows()
     if loop is not None:
         of_loop = {"clients_per_round": loop.clients_per_round, "local_steps": loop.local_steps}
         clients, rounds_done = [*loop.clients.values()], loop.rounds_done
@@ -130,7 +137,7 @@ def _write_card(
         None if loop is None else type(loop.algorithm),
         [dict(module.hparams), of_loop, {"batch_size": data.batch_size} if reads else {}],
         {name: float(value) for name, value in metrics.items()},
-        visits.visit_rows() if visits is not None else [],
+        [row for row in rows if rounds is None or int(row["round"]) < rounds],
         _record(Path(trainer.default_root_dir)),
         source=public_name(data.train_rows[0]) if reads else "",
         clients=len(clients),

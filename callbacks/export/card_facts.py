@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from fedlight.pretrained.hub import EMBEDDED, NAME, find_licence
 from fedlight.pretrained.named import PRETRAINED, is_dequantized
+from fedlight.support.results import ends_of
 from fedlight.support.words import number
 
 SCORE = re.compile(r"(val|test|score|group_mean|win_rate)(/|$)|win_rate_")
 """Metrics of the finished model; those of training batches say little of it."""
-ENDS = ("_low", "_high")
 PAPER = re.compile(r"https://(?:arxiv\.org/abs|aclanthology\.org|openreview\.net|doi\.org)/[\w./?=-]*[\w]")
 FILES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz", ".zip", ".txt", ".yaml")
 
@@ -52,8 +52,8 @@ class CardFacts:
     examples: int = 0
     added: int = 0  # how many of them an augmentation added to the clients' own
     rounds: int = 0  # number of rounds that were trained; epochs where nothing is federated
-    bytes_down: int = 0  # bytes sent to clients, in all rounds
-    bytes_up: int = 0  # bytes sent by clients, in all rounds
+    bytes_down: int = 0  # bytes sent to clients, in these rounds
+    bytes_up: int = 0  # bytes sent by clients, in these rounds
     simulated_seconds: float | None = None  # time on the virtual clock of emulated devices; None without them
     privacy: Sequence[Privacy] = ()  # guarantees; none where the list is empty
     scores: Sequence[Score] = ()  # last values of the metrics of the global model
@@ -134,12 +134,12 @@ def scores_of(last: Mapping[str, float]) -> list[Score]:
     """Return the scores among the last values of all metrics, with their intervals, sorted by name.
 
     Examples:
-        >>> scores_of({"val/accuracy": 0.7, "val/accuracy_low": 0.6, "val/accuracy_high": 0.8, "train/loss": 1.0})
-        [Score(name='val/accuracy', value=0.7, low=0.6, high=0.8)]
+        >>> scores_of({"score/gsm8k": 0.7, "low/gsm8k": 0.6, "high/gsm8k": 0.8, "train/loss": 1.0})
+        [Score(name='score/gsm8k', value=0.7, low=0.6, high=0.8)]
     """
-    ends = {name + end for name in last for end in ENDS}
+    ends = {end for name in last for end in ends_of(name)}
     return [
-        Score(name, float(last[name]), *(number(last.get(name + end)) for end in ENDS))
+        Score(name, float(last[name]), *(number(last.get(end)) for end in ends_of(name)))
         for name in sorted(last)
         if SCORE.match(name) and name not in ends and last[name] == last[name]  # NaN is no score
     ]

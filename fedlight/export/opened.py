@@ -16,6 +16,7 @@ from fedlight.modules.language.module import LanguageModule
 from fedlight.pretrained.hub import find_model
 from fedlight.runs import facts
 from fedlight.runs.facts import callbacks, data_of, within
+from fedlight.runs.rows import epochs_done
 from fedlight.runs.run import Run, read_runs
 from fedlight.support.checkpoint_files import check_readable
 from fedlight.support.words import number
@@ -23,6 +24,8 @@ from fedlight.support.words import number
 LAST = "last"
 FEDAVG = "fedlight.FedAvg"
 ADAPTER = "adapter"
+BEST = "exported/epoch"
+"""Metric of `AdapterExport` with a ``monitor``: the epoch that it has exported, from 1."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,11 @@ class Opened:
         return ["default"] if len(folders) == 1 else [Path(folder).name for folder in folders]
 
     def rounds(self) -> int | None:
-        """Return the finished rounds in the checkpoint, of pooled training epochs; None for the end of the run."""
-        return None if self.checkpoint is None else _progress(self.checkpoint)[0]
+        """Return the finished rounds in the weights, of pooled training epochs; None for the end of the run."""
+        if self.checkpoint is not None:
+            return _progress(self.checkpoint)[0]
+        best = _last(self.run, None).get(BEST)  # where the run has exported its best epoch
+        return None if best is None else int(best)
 
     def load(self, **changes: Any) -> LanguageModule:
         """Return the module with its trained weights, for inference.
@@ -201,17 +207,21 @@ def _checkpoint(run: Run, wanted: str) -> Path:
 
 
 def facts_of(opened: Opened) -> CardFacts:
-    """Return the known facts of a run, of a checkpoint up to its round; the hub is asked for the base's licence."""
+    """Return the known facts of a run, of an earlier model up to its round; the hub is asked for the base's licence."""
     run, rounds = opened.run, opened.rounds()
     config = run.config()
     loop, data = (within(config, part, "init_args") or {} for part in ("federated", "data"))
-    counts = data_of(run).counts
+    counts, last = data_of(run).counts, _last(run, rounds)
+    if (
+        opened.checkpoint is None
+    ):  # the privacy of the whole run holds for its best epoch, which was chosen at its end
+        last |= {name: value for name, value in _last(run, None).items() if name.startswith("fed/")}
     return card_facts(
         opened.kind,
         opened.algorithm,
         [opened.settings, loop, data],
-        _last(run, rounds),
-        [row for row in run.csv("visits.csv") if _is_before(row.get("round"), rounds)],
+        last,
+        [row for row in run.csv("visits.csv") if _is_within((number(row.get("round")) or 0) + 1, rounds)],
         run.record(),
         True,  # the hub is asked
         # Also of one that cannot be imported.
@@ -226,7 +236,9 @@ def facts_of(opened: Opened) -> CardFacts:
 
 def _last(run: Run, rounds: int | None) -> dict[str, float]:
     """Return the last value of each metric, up to a round."""
-    rows: list[Any] = [row for row in run.metrics() if _is_before(row.get("epoch"), rounds)]
+    logged = run.metrics()
+    done = epochs_done(logged)
+    rows: list[Any] = [row for row, at in zip(logged, done, strict=True) if _is_within(at, rounds)]
     at_end = run.done().get("metrics") if rounds is None else None
     rows += [at_end] if isinstance(at_end, Mapping) else []
     return {name: value for row in rows for name, text in row.items() if (value := number(text)) is not None}
@@ -241,6 +253,5 @@ def _added(run: Run) -> int:
         return 0
 
 
-def _is_before(place: Any, rounds: int | None) -> bool:
-    at = number(place)
-    return rounds is None or at is None or at < rounds  # a value without a round is of the whole run
+def _is_within(done: float | None, rounds: int | None) -> bool:
+    return rounds is None or done is None or done <= rounds  # a value without a round is of the whole run

@@ -1,5 +1,6 @@
 """Rows of CSV files as text, and numbers of them."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,32 @@ def _without(row: dict[str, str], begun: dict[str, float]) -> dict[str, str]:
 
 def _tells(row: dict[str, str]) -> bool:
     return any(value for column, value in row.items() if column not in ("epoch", "step"))
+
+
+def epochs_done(rows: Rows) -> list[float | None]:
+    """Return for each row of a logger how many epochs have ended with it; None where it names neither epoch nor step.
+
+    A value with a step alone, such as a win rate, comes after the epochs with earlier steps.
+
+    Examples:
+        >>> epochs_done([{"step": "0"}, {"epoch": "0", "step": "3"}, {"step": "4"}, {"epoch": "1", "step": "7"}, {"x": "1"}])
+        [0.0, 1.0, 1.0, 2.0, None]
+    """
+    places = [(number(row.get("epoch")), number(row.get("step"))) for row in rows]
+    last_steps: dict[float, float] = {}
+    for epoch, step in places:
+        if epoch is not None and step is not None:
+            last_steps[epoch] = max(step, last_steps.get(epoch, step))
+    epochs = sorted(last_steps)
+    ends = [last_steps[epoch] for epoch in epochs]
+
+    def ended(step: float) -> float:
+        place = bisect_left(ends, step)
+        return epochs[place - 1] + 1 if place else 0.0
+
+    return [
+        epoch + 1 if epoch is not None else None if step is None else ended(step) for epoch, step in places
+    ]
 
 
 def objects(value: Any) -> list[dict[str, Any]]:

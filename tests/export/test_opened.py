@@ -9,7 +9,7 @@ import torch
 import yaml
 from tiny_world import fedlight, refused
 
-from fedlight.export.opened import open_run
+from fedlight.export.opened import facts_of, open_run
 
 UNKNOWN = {"class_path": "fedlight.SFTModule", "init_args": {"model": "toy", "nope": 3}}
 
@@ -33,7 +33,7 @@ def checkpoint(folder, name, rounds, steps, epoch=None):
 def set_state(folder, state):
     record = json.loads((folder / "run.json").read_text())
     record.pop("digest", None)
-    record["commands"][-1]["state"] = state
+    record["commands"][-1] |= {"state": state, "files": {}}  # no digests: the tables may change
     (folder / "run.json").write_text(json.dumps(record))
 
 
@@ -48,6 +48,34 @@ def test_last_is_the_checkpoint_with_the_most_rounds_however_the_run_was_copied(
 def test_a_checkpoint_from_within_a_round_is_of_the_rounds_before_it(own):
     inside = checkpoint(own, "step=18.ckpt", 4, 16, epoch=4)
     assert open_run(own, str(inside)).rounds() == 4
+
+
+LOGGED = """epoch,step,win_rate/x,win_rate_low/x,win_rate_high/x,fed/epsilon,fed/delta,exported/epoch
+,0,0.5,0.5,0.5,,,
+0,3,,,,1.0,1e-5,
+,4,0.75,0.625,0.875,,,
+1,7,,,,2.0,1e-5,
+,8,0.25,0.125,0.375,,,
+,8,,,,,,1.0
+"""
+
+
+@pytest.mark.parametrize(
+    (
+        "rounds",
+        "rate",
+        "epsilon",
+    ),  # None: the best epoch, chosen at the end, so with the privacy of the whole run
+    [(None, (0.75, 0.625, 0.875), 2.0), (1, (0.75, 0.625, 0.875), 1.0), (2, (0.25, 0.125, 0.375), 2.0)],
+)
+def test_scores_of_an_earlier_model_are_those_of_its_round(own, rounds, rate, epsilon):
+    (file,) = own.glob("metrics/version_*/metrics.csv")
+    file.write_text(LOGGED)
+    set_state(own, "done")
+    newest = checkpoint(own, "epoch=9.ckpt", rounds, 8) if rounds else None
+    facts = facts_of(open_run(own, newest and str(newest)))
+    assert facts.scores == [("win_rate/x", *rate)]
+    assert (facts.rounds, facts.privacy[0].epsilon) == (rounds or 1, epsilon)
 
 
 @pytest.mark.parametrize("state", ["running", "stopped", "failed"])

@@ -91,9 +91,9 @@ class Scored(L.Callback):
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in spent.items()})
 
 
-def fit_scored(folder, scores, epochs, checkpoint=None, monitor="score/x"):
+def fit_scored(folder, scores, epochs, checkpoint=None, monitor="score/x", every_n_epochs=None):
     keeper = ModelCheckpoint(
-        dirpath=folder / "checkpoints", filename="{epoch}", monitor="score/x", mode="max", save_top_k=-1
+        folder / "checkpoints", "{epoch}", "score/x", mode="max", save_top_k=-1, every_n_epochs=every_n_epochs
     )
     module = WithAdapter()
     module.weight.data.fill_(9.0)
@@ -115,6 +115,12 @@ def test_holds_the_weights_of_the_best_epoch_by_a_metric(tmp_path):
     assert "0.75" in card
     assert "0.25" not in card  # the score of the last epoch, whose weights are not in the folder
     assert "| differential privacy | epsilon 4 at delta 1e-05 towards" in card  # of the whole run
+
+
+def test_without_a_saved_checkpoint_the_last_epoch_is_exported(tmp_path):
+    trainer, _ = fit_scored(tmp_path, [0.75, 0.5], epochs=2, every_n_epochs=3)
+    assert (tmp_path / "adapter/weights.txt").read_text() == "7.0"
+    assert "exported/epoch" not in trainer.callback_metrics
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
