@@ -40,7 +40,7 @@ class Line(NamedTuple):
     middle: np.ndarray
     low: np.ndarray  # lower end of the band
     high: np.ndarray  # upper end of the band
-    seeds: int  # how many runs it sums up
+    seeds: np.ndarray  # how many runs each point sums up
 
 
 def draw_lines(axes: Axes, lines: Mapping[str, Line], styles: Mapping[str, Mapping[str, Any]]) -> None:
@@ -138,15 +138,14 @@ def over_seeds(series: Sequence[Mapping[float, float]]) -> Line:
 
     Examples:
         >>> line = over_seeds([{1: 0.0, 2: 1.0}, {1: 1.0}])
-        >>> line.x.tolist(), line.middle.tolist(), line.low.tolist(), line.high.tolist(), line.seeds
-        ([1, 2], [0.5, 1.0], [0.0, 1.0], [1.0, 1.0], 2)
+        >>> line.x.tolist(), line.middle.tolist(), line.low.tolist(), line.high.tolist(), line.seeds.tolist()
+        ([1, 2], [0.5, 1.0], [0.0, 1.0], [1.0, 1.0], [2, 1])
     """
     # Each position is one of some run, so nanmean has something to average.
     x = np.array(sorted({position for run in series for position in run}))
     values = np.array([[run.get(position, np.nan) for position in x] for run in series], dtype=float)
-    return Line(
-        x, np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0), len(series)
-    )
+    middle, low, high = (reduce(values, axis=0) for reduce in (np.nanmean, np.nanmin, np.nanmax))
+    return Line(x, middle, low, high, (~np.isnan(values)).sum(axis=0))
 
 
 def rows_of(lines: Mapping[str, Line], x: str = "round", label: str = "run") -> list[dict[str, Any]]:
@@ -157,9 +156,9 @@ def rows_of(lines: Mapping[str, Line], x: str = "round", label: str = "run") -> 
         [{'run': 'a', 'round': 1.0, 'mean': 0.5, 'low': 0.5, 'high': 0.5, 'seeds': 1}]
     """
     return [
-        {label: name, x: at, "mean": middle, "low": low, "high": high, "seeds": line.seeds}
+        {label: name, x: at, "mean": middle, "low": low, "high": high, "seeds": seeds}
         for name, line in lines.items()
-        for at, middle, low, high in zip(*(column.tolist() for column in line[:4]), strict=True)
+        for at, middle, low, high, seeds in zip(*(column.tolist() for column in line), strict=True)
     ]
 
 
@@ -170,20 +169,20 @@ def bands(lines: Iterable[Line]) -> str:
         >>> bands([over_seeds([{1: 0.0}])]), bands([over_seeds([{1: 0.0}, {1: 1.0}])])
         ('', ' Bands: from the lowest to the highest seed.')
     """
-    return " Bands: from the lowest to the highest seed." if any(line.seeds > 1 for line in lines) else ""
+    is_mean = any((line.seeds > 1).any() for line in lines)
+    return " Bands: from the lowest to the highest seed." if is_mean else ""
 
 
 def thinned(line: Line, most: int = MOST_POINTS) -> Line:
     """Average neighbouring points, so that at most ``most`` are left; a short line stays as it is.
 
     Examples:
-        >>> thinned(Line(*np.array([[1.0, 2, 3, 4]] * 4), 1), most=2).x.tolist()
+        >>> thinned(Line(*np.array([[1.0, 2, 3, 4]] * 5)), most=2).x.tolist()
         [1.5, 3.5]
     """
     if len(line.x) <= most:
         return line
-    x, middle, low, high = binned(np.stack(line[:4]), most)
-    return Line(x, middle, low, high, line.seeds)
+    return Line(*binned(np.stack(line), most))
 
 
 def binned(values: np.ndarray, most: int) -> np.ndarray:

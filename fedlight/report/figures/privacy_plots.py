@@ -116,7 +116,7 @@ def draw_leakage(table: Mapping[str, Values], name: str, level: float | None = N
     lines, ends, styles = {}, [], looks({method: method for method in table})
     for method, values in table.items():
         x, middle, std = (np.array(values[column]) for column in ("round", "mean", "std"))
-        lines[method] = Line(x, middle, middle - std, middle + std, 1)
+        lines[method] = Line(x, middle, middle - std, middle + std, np.ones(len(x)))
         ends.append((method, (x[-1], middle[-1]), styles[method]["color"]))
     draw_lines(axes, lines, styles)
     if level is not None:

@@ -14,7 +14,9 @@ from fedlight.report.figures.style import Looks, method_looks
 from fedlight.report.parts import Chart, Part, Section, capitalized, slug
 from fedlight.report.visits import visits_of
 from fedlight.runs.facts import class_name
+from fedlight.runs.rows import Rows, epochs_done
 from fedlight.runs.run import Run, by_method
+from fedlight.support.results import ends_of
 from fedlight.support.words import in_largest_unit, number, time_unit
 
 FEWEST_EPOCHS = 3  # below, a run that is not federated is drawn over its steps
@@ -26,14 +28,14 @@ ByMetric = dict[str, dict[str, list[Curve]]]
 FAMILIES = (
     ("Accuracy by client", r"client_(mean|worst|std)"),
     ("Accuracy", r"accuracy"),
-    ("Task scores", r"^(score|group_mean)/"),
+    ("Task scores", r"^(score|group_mean|low|high)/"),
     ("Win rate", r"^win_rate|/win_rate"),
     ("Loss", r"(^|/)loss"),
     ("Synthetic data", r"^fed/synthetic/"),
 )
 # Drawn by the sections on devices, groups and leakage, or no result.
 ELSEWHERE = re.compile(
-    r"^(attack|stderr|unread)/|^fed/(bytes|clients|hours|joules|absent|asked|at_work|late|left|old_model|out_of|surplus|round_|group)|^lr-"
+    r"^(attack|unread)/|^fed/(bytes|clients|hours|joules|absent|asked|at_work|late|left|old_model|out_of|surplus|round_|group)|^lr-"
 )
 SAID = {
     "train/loss": "loss of training batches",
@@ -43,6 +45,7 @@ SAID = {
     "fed/staleness": "staleness of updates, in server steps",
     "fed/staleness_max": "largest staleness, in server steps",
     "val/accuracy": "validation accuracy",
+    "win_rate/words": "words of all answers, relative to the raw model's",
     "val/client_mean": "mean over clients",
     "val/client_worst_tenth": "mean of the worst tenth of clients",
     "val/client_std": "standard deviation over clients",
@@ -54,12 +57,15 @@ BEGINNINGS = {
     "score/": "score of ",
     "group_mean/": "mean over groups, score of ",
     "win_rate/": "win rate by ",
+    "win_rate_equal_length/": "win rate at equal length by ",
     "fed/loss/": "loss during visits, ",
 }
 
+SCORES = ("score/", "group_mean/", "low/", "high/")
+"""Metrics of tasks that are drawn: scores, and the ends of their intervals."""
 ORDER = [title for title, _ in FAMILIES] + ["Others"]
 FIRST = ("val/", "score/", "win_rate", "fed/", "train/")
-SHOWN = re.compile(r"^(val/|score/|group_mean/|win_rate)(?!.*_(low|high)$)")
+SHOWN = re.compile(r"^(val/|score/|group_mean/|win_rate(?!_low|_high))(?!.*_(low|high)$)")
 """Metrics of the global model, without the ends of intervals."""
 OVER_TIME = ("Accuracy by client", "Accuracy", "Task scores", "Win rate", "Loss")
 
@@ -161,19 +167,6 @@ def _charts(metrics: ByMetric, axis: str, known: Looks) -> list[Chart]:
     return charts
 
 
-def ends_of(metric: str) -> tuple[str, str]:
-    """Return the names of the metrics with the ends of a metric's interval, if it has one.
-
-    Examples:
-        >>> ends_of("win_rate/oracle"), ends_of("val/accuracy")
-        (('win_rate_low/oracle', 'win_rate_high/oracle'), ('val/accuracy_low', 'val/accuracy_high'))
-    """
-    rate, slash, judge = metric.partition("/")
-    if rate == "win_rate":
-        return f"{rate}_low{slash}{judge}", f"{rate}_high{slash}{judge}"
-    return f"{metric}_low", f"{metric}_high"
-
-
 def _line(method: str, several: Sequence[Curve], intervals: Sequence[dict[str, list[Curve]]] | None) -> Line:
     """Return the line of a method: its band is that over the seeds, of a single seed the interval where it has one."""
     line = over_seeds(several)
@@ -188,7 +181,7 @@ def _line(method: str, several: Sequence[Curve], intervals: Sequence[dict[str, l
 
 
 def _chart(name: str, title: str, axis: str, lines: Mapping[str, Line], styles: Looks) -> Chart:
-    has_intervals = any(line.seeds == 1 and (line.high > line.low).any() for line in lines.values())
+    has_intervals = any((line.high > line.low)[line.seeds == 1].any() for line in lines.values())
     return line_chart(
         f"curve_{slug(name)}_{slug(axis)}",
         title,
@@ -235,15 +228,15 @@ def family(metric: str) -> str | None:
 
 
 def curves(run: Run) -> Curves:
-    """Return the CSV logger's metrics, and losses of visits and scores of tasks by round where it has none."""
+    """Return the CSV logger's metrics, losses of visits where it has none, and the scores of tasks by their files."""
     rows = run.metrics()
     epochs = {epoch for row in rows if (epoch := number(row.get("epoch"))) is not None}
     federated = bool(run.config().get("federated")) or run.path("visits.csv") is not None
     by_epoch = federated or len(epochs) >= FEWEST_EPOCHS
     metrics = columns(rows, by_epoch)
     if by_epoch:
-        for metric, curve in {**visit_losses(run), **task_scores(run)}.items():
-            metrics.setdefault(metric, curve)
+        # Logged values come first, but for scores of tasks, whose files name their round.
+        metrics = visit_losses(run) | metrics | task_scores(run)
         if federated and metrics.get("fed/loss", {}).keys() == metrics.get("train/loss", {}).keys():
             metrics.pop("fed/loss", None)  # means of the same batches
     axis = "round" if federated else "epoch" if by_epoch else "optimizer step"
@@ -251,7 +244,7 @@ def curves(run: Run) -> Curves:
     return Curves(axis, kept, class_name(run.config().get("model")))
 
 
-def columns(rows: Sequence[Mapping[str, str]], by_epoch: bool) -> dict[str, Curve]:
+def columns(rows: Rows, by_epoch: bool) -> dict[str, Curve]:
     """Return the columns of a metrics file: means of each epoch, counted from 1, or the values of each step.
 
     Examples:
@@ -260,14 +253,13 @@ def columns(rows: Sequence[Mapping[str, str]], by_epoch: bool) -> dict[str, Curv
         ({'x': {1.0: 1.5}}, {'x': {0.0: 1.0, 1.0: 2.0}})
     """
     by_metric: dict[str, dict[float, list[float]]] = {}
-    for row in rows:
-        place = number(row.get("epoch" if by_epoch else "step"))
+    places = epochs_done(rows) if by_epoch else [number(row.get("step")) for row in rows]
+    for row, place in zip(rows, places, strict=True):
         if place is None:
             continue
         for metric, text in row.items():
             if text and metric not in ("epoch", "step") and (value := number(text)) is not None:
-                # Loggers count epochs from 0, the page those that are done; steps stay as they are.
-                by_metric.setdefault(metric, {}).setdefault(place + by_epoch, []).append(value)
+                by_metric.setdefault(metric, {}).setdefault(place, []).append(value)
     return {
         metric: {place: sum(values) / len(values) for place, values in sorted(curve.items())}
         for metric, curve in by_metric.items()
@@ -301,7 +293,7 @@ def task_scores(run: Run) -> dict[str, Curve]:
         if place is None:
             continue
         for metric, value in run.json(f"tasks/{moment.name}/scores.json").items():
-            if (score := number(value)) is not None and metric.startswith(("score/", "group_mean/")):
+            if (score := number(value)) is not None and metric.startswith(SCORES):
                 scores.setdefault(metric, {})[float(place[1] or 0)] = score
     return scores
 
@@ -351,7 +343,7 @@ def held(runs: Sequence[Curve]) -> Line:
     # The last one at or before each moment.
     each = [values[np.searchsorted(times, x, side="right") - 1] for times, values in series]
     values = np.array(each).reshape(len(runs), -1)
-    return Line(x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(runs))
+    return Line(x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), np.full(len(x), len(runs)))
 
 
 def _time_chart(metric: str, of_methods: Mapping[str, Sequence[Curve]], known: Looks) -> Chart:

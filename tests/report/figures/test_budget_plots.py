@@ -57,7 +57,7 @@ def test_scores_of_tasks_are_those_of_their_rounds(run):
     """TaskScores logs by optimizer step, without an epoch; its files have the round, counted from 1."""
     write_lines(run / "metrics/version_2/metrics.csv", "epoch,step,score/domain", ",4,0.25", ",12,0.5")
     for moment, score in (("start", 0.0), ("epoch_1", 0.25), ("epoch_3", 0.5)):
-        write_lines(run / f"tasks/{moment}/scores.json", f'{{"score/domain": {score}, "stderr/domain": 0.1}}')
+        write_lines(run / f"tasks/{moment}/scores.json", f'{{"score/domain": {score}, "unread/domain": 0.1}}')
     curve = budget_plots.budget_curve(run, "score/domain")
     assert curve == {"seconds": [7200.0, 9000.0], "megabytes": [2.0, 5.0], "metric": [0.25, 0.5]}
     assert budget_plots.budget_curve(run, "val/accuracy")["metric"] == [0.5, 0.9, 0.75]

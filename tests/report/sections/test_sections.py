@@ -21,18 +21,31 @@ def test_curves_are_means_over_rounds_and_over_seeds(tmp_path):
     assert [text.get_text() for text in chart.figure.legends[0].get_texts()] == ["fedavg"]
     rows = [[row[name] for name in ("epoch", "mean", "low", "high", "seeds")] for row in chart.rows]
     assert rows[0] == [1.0, 1.0, 0.5, 1.5, 2]
-    assert rows[-1][:4] == [3.0, 1.0, 1.0, 1.0]
+    assert rows[-1] == [3.0, 1.0, 1.0, 1.0, 2]
+
+
+def test_a_point_says_how_many_seeds_have_come_so_far(tmp_path):
+    for seed, rounds in ((0, 4), (1, 3)):
+        rows = (f"{n},{n},{n}" for n in range(rounds))
+        logged(stage_folder(tmp_path / f"seed{seed}/fedavg"), "val/accuracy", *rows)
+    (chart,) = curves.section(read_runs([tmp_path])).parts
+    assert [row["seeds"] for row in chart.rows if row["epoch"] > 2] == [2, 1]
 
 
 def test_without_a_logger_visits_and_tasks_tell_the_curves(tmp_path):
     visits = "round,client,split,steps,loss\n0,a,train,1,4\n0,b,train,3,8\n0,c,train,0,\n1,a,train,2,1\n"
     folder = stage_folder(tmp_path / "seed0/feddca", visits_csv=visits)
     for moment, score in (("start", 0.25), ("epoch_2", 0.5), ("test", 0.9)):
-        scores = json.dumps({"score/domain": score, "stderr/domain": 0})
+        scores = json.dumps({"score/domain": score, "low/domain": 0.125, "share/domain/A": 0})
         write_lines(folder / f"tasks/{moment}/scores.json", scores)
     (run,) = read_runs([tmp_path])
     score = {0.0: 0.25, 2.0: 0.5}
-    assert curves.curves(run).metrics == {"fed/loss": {1.0: 7.0, 2.0: 1.0}, "score/domain": score}
+    low = {0.0: 0.125, 2.0: 0.125}
+    assert curves.curves(run).metrics == {
+        "fed/loss": {1.0: 7.0, 2.0: 1.0},
+        "score/domain": score,
+        "low/domain": low,
+    }
 
 
 def test_losses_of_two_kinds_of_rows_are_two_curves(tmp_path):
@@ -156,9 +169,13 @@ def test_an_interval_is_in_brackets_in_a_table_and_a_band_in_a_curve(tmp_path):
     assert table.header == ["method", "win rate"]
     assert table.lines == [["m", "0.625 ± 0.177 [0.250, 0.875]"], ["raw", "0.500"]]
     assert "95 % interval" in table.caption
-    columns = "win_rate/oracle,win_rate_low/oracle,win_rate_high/oracle"
-    logged(stage_folder(tmp_path / "seed0/dpo"), columns, *(f"{n},{n},0.5,0.25,0.75" for n in range(3)))
-    (chart,) = curves.section(read_runs([tmp_path])).parts
+    columns = "train/loss,win_rate/oracle,win_rate_low/oracle,win_rate_high/oracle,win_rate/words"
+    # Win rates are logged with a step alone, before training and after each epoch.
+    rows = [row for n in range(3) for row in (f",{4 * n},,0.5,0.25,0.75,1.5", f"{n},{4 * n + 3},{n},,,,")]
+    logged(stage_folder(tmp_path / "seed0/dpo"), columns, *rows)
+    chart, words, _ = curves.section(read_runs([tmp_path])).parts
+    assert words.title == "Words of all answers, relative to the raw model's"
+    assert [row["epoch"] for row in chart.rows] == [0.0, 1.0, 2.0]
     drawn = [(row["line"], row["mean"], row["low"], row["high"]) for row in chart.rows]
     assert drawn == [("dpo", 0.5, 0.25, 0.75)] * 3
     assert len(chart.figure.axes[0].collections) == 1

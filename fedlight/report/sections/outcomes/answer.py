@@ -7,11 +7,12 @@ from statistics import fmean
 from fedlight.evaluation.bootstrap import Interval
 from fedlight.judges.finding import finding, win_share
 from fedlight.report.parts import capitalized, short
-from fedlight.report.sections.curves import Curves, curves, ends_of, in_words
+from fedlight.report.sections.curves import Curves, curves, in_words
 from fedlight.report.sections.outcomes.comparison import Scores, difference, mean_of, measures, verdict
 from fedlight.report.sections.outcomes.tasks import last_metrics
 from fedlight.runs import facts
 from fedlight.runs.run import Run, read_recipe
+from fedlight.support.results import ends_of
 from fedlight.support.words import number
 
 PROGRESS = r"^(val|train|fed)/loss$"
