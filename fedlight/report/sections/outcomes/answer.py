@@ -8,7 +8,7 @@ from fedlight.evaluation.bootstrap import Interval
 from fedlight.judges.finding import finding, win_share
 from fedlight.report.parts import capitalized, short
 from fedlight.report.sections.curves import Curves, curves, in_words
-from fedlight.report.sections.outcomes.comparison import Scores, difference, mean_of, measures, verdict
+from fedlight.report.sections.outcomes.comparison import Scores, difference, measures, verdict
 from fedlight.report.sections.outcomes.tasks import last_metrics
 from fedlight.runs import facts
 from fedlight.runs.run import Run, read_recipe
@@ -58,7 +58,8 @@ def _of_runs(runs: Sequence[Run]) -> str:
 
 def _best(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> str:
     base, *others = of_methods
-    sign = -1 if "loss" in name.lower() else 1  # of losses less is better
+    is_loss = not name.startswith("Task ") and "loss" in name.lower()
+    sign = -1 if is_loss else 1  # of losses less is better
     gaps = {method: difference(of_methods[method], of_methods[base]) for method in others}
     gains = {method: sign * gain.mean for method, gain in gaps.items() if gain is not None}
     if not gains:
@@ -66,9 +67,10 @@ def _best(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> str:
     best = max(gains, key=lambda method: gains[method])
     against = gaps[best]
     assert against is not None  # gains has no method without a gap, which mypy cannot see
-    won, lost = (best, base) if gains[best] > 0 else (base, best)
-    first = f"{won}: {name[:1].lower()}{name[1:]} {mean_of(of_methods[won])} against {mean_of(of_methods[lost])} of {lost}"
-    among = f", the best of {len(of_methods)} methods" if len(of_methods) > 2 else ""
+    sides = (best, short(against.ours)), (base, short(against.ours - against.mean))
+    (won, better), (lost, worse) = sides if gains[best] > 0 else sides[::-1]
+    first = f"{won}: {name[:1].lower()}{name[1:]} {better} against {worse} of {lost}"
+    among = f", the best of {len(gains) + 1} methods" if len(gains) > 1 else ""
     chance = verdict(against).replace("cannot be said", "one seed, so chance is not ruled out")
     return f"{first}{among}, {chance}."
 

@@ -39,6 +39,7 @@ class Difference(NamedTuple):
     """Mean of a method minus that of the method that it is compared with."""
 
     mean: float
+    ours: float  # mean of the method itself, over the same pairs and seeds
     pairs: int  # clients or questions that both have, over all seeds; 0 for a metric of whole runs
     over_pairs: Interval  # NaN for fewer clients or questions than `FEWEST_PAIRS`
     over_seeds: Interval  # NaN for fewer than two seeds
@@ -118,14 +119,15 @@ def difference(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> Diff
 
     Examples:
         >>> gap = difference({"0": {"a": 1.0, "b": 0.5}}, {"0": {"a": 0.5, "b": 0.0, "c": 1.0}})
-        >>> gap.mean, gap.pairs, gap.over_pairs, gap.seeds
-        (0.5, 2, Interval(low=nan, high=nan), 1)
+        >>> gap.mean, gap.ours, gap.pairs, gap.over_pairs, gap.seeds
+        (0.5, 0.75, 2, Interval(low=nan, high=nan), 1)
     """
     shared = [(scores, theirs[seed]) for seed, scores in ours.items() if seed in theirs]
     by_seed = [{pair: mine[pair] - other[pair] for pair in mine if pair in other} for mine, other in shared]
     by_seed = [gaps for gaps in by_seed if gaps]
     if not by_seed:
         return None
+    ours_alone = [mine[pair] for mine, other in shared for pair in mine if pair in other]
     values = [value for gaps in by_seed for value in gaps.values()]
     pairs = [pair for gaps in by_seed for pair in gaps]
     number = 0 if set(pairs) == {SINGLE} else len(pairs)
@@ -133,18 +135,18 @@ def difference(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> Diff
     if len(set(pairs)) >= FEWEST_PAIRS:
         over_pairs = bootstrap_interval(values, pairs)  # a client of several seeds is drawn with all of them
     over_seeds = student_interval([fmean(gaps.values()) for gaps in by_seed])
-    return Difference(fmean(values), number, over_pairs, over_seeds, len(by_seed))
+    return Difference(fmean(values), fmean(ours_alone), number, over_pairs, over_seeds, len(by_seed))
 
 
 def verdict(gap: Difference) -> str:
     """Return in words whether a difference is more than chance; every interval that is known has to leave out zero.
 
     Examples:
-        >>> verdict(Difference(0.1, 0, Interval(math.nan, math.nan), Interval(math.nan, math.nan), 1))
+        >>> verdict(Difference(0.1, 0.7, 0, Interval(math.nan, math.nan), Interval(math.nan, math.nan), 1))
         'cannot be said'
-        >>> verdict(Difference(0.1, 9, Interval(0.05, 0.2), Interval(-0.1, 0.3), 2))
+        >>> verdict(Difference(0.1, 0.7, 9, Interval(0.05, 0.2), Interval(-0.1, 0.3), 2))
         'within noise'
-        >>> verdict(Difference(0.1, 9, Interval(0.05, 0.2), Interval(math.nan, math.nan), 1))
+        >>> verdict(Difference(0.1, 0.7, 9, Interval(0.05, 0.2), Interval(math.nan, math.nan), 1))
         'beyond noise for these models'
     """
     known = [ends for ends in (gap.over_pairs, gap.over_seeds) if not math.isnan(ends.low)]
@@ -166,7 +168,7 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
         {
             "method": method,
             "verdict": verdict(gap),  # first: a phone shows two columns
-            "mean": mean_of(of_methods[method]),
+            "mean": short(gap.ours),
             "difference": f"{gap.mean:+.3f}",
             **({} if is_single else {f"over {what}": _ends(gap.over_pairs), "pairs": f"{gap.pairs:,}"}),
             "over seeds": _ends(gap.over_seeds),
@@ -174,7 +176,11 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
         }
         for method, gap in shared.items()
     ]
-    caption = f"Against {first}, whose mean is {mean_of(of_methods[first])}; of what both have."
+    bases = {short(gap.ours - gap.mean) for gap in shared.values()}
+    whose = (
+        f", whose mean is {min(bases)}" if len(bases) == 1 else ""
+    )  # methods may share other seeds with it
+    caption = f"Against {first}{whose}; of what both have."
     if any(gap.pairs and math.isnan(gap.over_pairs.low) for gap in shared.values()):
         caption += f" An interval over {what} takes {FEWEST_PAIRS} of them."
     if len(lines) > 1:
@@ -184,11 +190,6 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
         caption += f" {left:,} more methods share no {what} or no seed with it, and cannot be compared."
     marked = frozenset(place for place, line in enumerate(lines) if line["verdict"].startswith(BEYOND))
     return table_of(f"{name}, against {first}", lines, caption)._replace(marked=marked)
-
-
-def mean_of(of_seeds: Mapping[str, Scores]) -> str:
-    """Return the mean over all clients or questions and seeds as text."""
-    return short(fmean(value for scores in of_seeds.values() for value in scores.values()))
 
 
 def _ends(ends: Interval) -> str:

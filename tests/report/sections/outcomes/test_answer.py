@@ -86,6 +86,24 @@ def test_a_lower_loss_is_better(tmp_path):
     assert said(*runs) == f"{told} ruled out."
 
 
+def test_means_are_those_of_the_seeds_that_both_methods_have(tmp_path):
+    for name, scores in (("a", (0.6, 0.62)), ("b", (0.63, 0.66, 0.2))):
+        for seed, score in enumerate(scores):
+            fit(tmp_path / f"seed{seed}", name, SELECTOR, {"val/accuracy": [0.4, score]})
+    assert said(tmp_path) == "b: validation accuracy 0.645 against 0.610 of a, within noise."
+    (table,) = comparison.section(read_runs([tmp_path])).parts
+    assert dict(zip(table.header, table.lines[0], strict=True))["mean"] == "0.645"
+    assert table.caption == "Against a, whose mean is 0.610; of what both have."
+
+
+def test_of_a_task_with_loss_in_its_name_more_is_better(tmp_path):
+    for name, score in (("a", 0), ("b", 1)):
+        run = fit(tmp_path, name, SFT, {"train/x": [1, 1]})
+        lines = [json.dumps({"row": row, "prompt": "p", "score": score}) for row in range(9)]
+        write_lines(run / "tasks/epoch_2/glossary.jsonl", *lines)
+    assert said(tmp_path).startswith("b: task glossary 1.000 against 0.000 of a")
+
+
 def test_the_page_opens_with_it_then_a_picture_then_tables(tmp_path):
     run = fit(tmp_path, "selector", SELECTOR, {"val/accuracy": [0.51, 0.83], "val/loss": [0.7, 0.4]})
     first, *others = page.sections(read_runs([run]))
