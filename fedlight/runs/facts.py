@@ -1,5 +1,6 @@
 """Algorithm, model, data and rounds of a run, from its config, and training rows of its clients by label."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,12 +98,28 @@ def rounds(run: Run) -> tuple[int, int | None]:
     """Return the rounds or epochs done (of a finished run without logs: all) and the number wanted, None if unknown."""
     # Of the visits the last row alone, as rounds are in order.
     last = [row.get("round") for row in run.csv("visits.csv")[-1:]]
-    places = map(number, [*(row.get("epoch") for row in run.metrics()), *last])
-    done = [place + 1 for place in places if place is not None]
+    done = [place + 1 for place in map(number, last) if place is not None]
+    done += [epoch + 1 for epoch in _ended_epochs(run)]
     wanted = number(within(run.config(), "trainer", "max_epochs"))
     most = None if wanted is None or wanted < 0 else int(wanted)  # -1 is Lightning's word for no end
     logged_nothing = 0 if most is None or not run.is_done else most
     return int(max(done, default=logged_nothing)), most
+
+
+def _ended_epochs(run: Run) -> list[float]:
+    """Return the epochs in the log; of a stopped run without one that is under way, of which steps alone are logged."""
+    values = Counter(
+        (epoch, name)
+        for row in run.metrics()
+        for name, text in row.items()
+        if text and name not in ("epoch", "step") and (epoch := number(row.get("epoch"))) is not None
+    )
+    epochs = sorted({epoch for epoch, _ in values})
+    if run.is_done or not run.record():
+        return epochs
+    of_steps = {name for (_, name), times in values.items() if times > 1}
+    is_over = any(epoch == epochs[-1] and name not in of_steps for epoch, name in values)
+    return epochs if is_over else epochs[:-1]
 
 
 def flat(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -113,6 +113,14 @@ def test_rounds_of_a_run_that_has_logged_nothing(tmp_path, is_done):
 FIT = [{"epoch": str(epoch), "step": str(9 * epoch + 8), "val/loss": f"0.{9 - epoch}"} for epoch in range(3)]
 
 
+@pytest.mark.parametrize(("last", "over"), [("1,5,0.5,", 1), ("1,5,,0.25", 2)])
+def test_an_epoch_of_which_only_steps_are_logged_is_not_done(tmp_path, last, over):
+    folder = stage_folder(tmp_path / "sft", "fit sft.yaml", run_json='{"commands": [{"command": "fit"}]}')
+    logged(folder, "train/loss,val/loss", *(f"0,{step},{step}," for step in range(3)), "0,2,,0.5", "1,4,1,", last)
+    (run,) = read_runs([folder])
+    assert rounds(run) == (over, None)
+
+
 def test_a_validation_of_the_finished_run_leaves_its_curve_and_one_begun_anew_replaces_it() -> None:
     validation = [{"epoch": "0", "step": "0", "val/loss": "0.7", "val/new": "1"}]
     assert merged([FIT, validation]) == [*FIT, {"epoch": "0", "step": "0", "val/loss": "", "val/new": "1"}]
