@@ -116,7 +116,9 @@ FIT = [{"epoch": str(epoch), "step": str(9 * epoch + 8), "val/loss": f"0.{9 - ep
 @pytest.mark.parametrize(("last", "over"), [("1,5,0.5,", 1), ("1,5,,0.25", 2)])
 def test_an_epoch_of_which_only_steps_are_logged_is_not_done(tmp_path, last, over):
     folder = stage_folder(tmp_path / "sft", "fit sft.yaml", run_json='{"commands": [{"command": "fit"}]}')
-    logged(folder, "train/loss,val/loss", *(f"0,{step},{step}," for step in range(3)), "0,2,,0.5", "1,4,1,", last)
+    logged(
+        folder, "train/loss,val/loss", *(f"0,{step},{step}," for step in range(3)), "0,2,,0.5", "1,4,1,", last
+    )
     (run,) = read_runs([folder])
     assert rounds(run) == (over, None)
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from fedlight.devices.outcomes import took_part
 from fedlight.report.figures.style import STYLE, add_legend, colors, new_panels, save
 from fedlight.report.sections.curves import curves
-from fedlight.report.visits import visits_of
+from fedlight.report.visits import Visits, visits_of
 from fedlight.runs.rows import read_rows
 from fedlight.runs.run import read_recipe
 from fedlight.support.words import time_unit
@@ -37,7 +37,7 @@ def quality_under_budget(runs: dict[str, str], output: str, metric: str = "val/a
     """
     table = {label: budget_curve(Path(folder), metric) for label, folder in runs.items()}
     rows = [
-        {"method": label, metric.replace("/", " "): curve["metric"][-1], **_whole(curve, runs[label])}
+        {"method": label, metric.replace("/", " "): curve["metric"][-1], **_whole(Path(runs[label]))}
         for label, curve in table.items()
     ]
     return {"file": save(draw_quality(table, metric), output), "table": table, "rows": rows}
@@ -63,15 +63,18 @@ def quality_at_budget(
         ValueError: a file or a column is missing, or a run is shorter or sent less than it was to get.
     """
     curves = {label: budget_curve(Path(folder), metric) for label, folder in runs.items()}
+    spent = {label: _spent(_visits(Path(folder))) for label, folder in runs.items()}
     budgets = {
-        name: min(curve[name][-1] for curve in curves.values()) if given is None else given  # 0 is given too
+        name: min(float(each[name][-1]) for each in spent.values())
+        if given is None
+        else given  # 0 is given too
         for name, given in (("seconds", seconds), ("megabytes", megabytes))
     }
-    for label, curve in curves.items():
+    for label, each in spent.items():
         for name, budget in budgets.items():
-            if curve[name][-1] < budget:
+            if each[name][-1] < budget:
                 raise ValueError(
-                    f"{label} has ended at {curve[name][-1]:g} {name}, before {name}={budget:g}: lower it, leave it out, "
+                    f"{label} has ended at {each[name][-1]:g} {name}, before {name}={budget:g}: lower it, leave it out, "
                     "or run more rounds"
                 )
     rows = [
@@ -83,7 +86,7 @@ def quality_at_budget(
                 for place, name in (("time", "seconds"), ("bytes", "megabytes"))
             },
             "at_end": curve["metric"][-1],
-            **_whole(curve, runs[label]),
+            **_whole(Path(runs[label])),
         }
         for label, curve in curves.items()
     ]
@@ -98,11 +101,7 @@ def _value_by(curve: Curve, name: str, budget: float) -> float | None:
 
 def budget_curve(folder: Path, metric: str) -> Curve:
     """Return simulated seconds, megabytes and the metric at the end of each validated round."""
-    file, columns = folder / "visits.csv", ("round", "bytes_down", "bytes_up", "round_end_seconds")
-    if (visits := visits_of(read_rows(file, columns))) is None:
-        raise ValueError(f"{file}: no row has a round: give the folder of a federated run")
-    sent = (visits.column("bytes_down") + visits.column("bytes_up")) / 1e6
-    megabytes = np.cumsum(np.bincount(visits.rounds, sent))
+    visits = _visits(folder)
     curve = curves(read_recipe(folder)).metrics.get(metric, {})
     # Later rounds have no visits to be paid for, and 0 is before training.
     rounds = [int(done) - 1 for done in sorted(curve) if 0 < done <= visits.num_rounds]
@@ -112,23 +111,33 @@ def budget_curve(folder: Path, metric: str) -> Curve:
             "give the folder of a run with a CSVLogger called metrics that validates after its rounds "
             "(trainer.limit_val_batches above 0), or with TaskScores"
         )
-    ends = visits.round_ends()
-    return {
-        "seconds": ends[rounds].tolist(),
-        "megabytes": megabytes[rounds].tolist(),
-        "metric": [curve[idx + 1] for idx in rounds],
-    }
+    spent = {name: values[rounds].tolist() for name, values in _spent(visits).items()}
+    return {**spent, "metric": [curve[idx + 1] for idx in rounds]}
 
 
-def _whole(curve: Curve, folder: str) -> dict[str, float]:
+def _visits(folder: Path) -> Visits:
+    file, columns = folder / "visits.csv", ("round", "bytes_down", "bytes_up", "round_end_seconds")
+    if (visits := visits_of(read_rows(file, columns))) is None:
+        raise ValueError(f"{file}: no row has a round: give the folder of a federated run")
+    return visits
+
+
+def _spent(visits: Visits) -> dict[str, np.ndarray]:
+    """Return simulated seconds and megabytes until the end of each round, ``(rounds,)``."""
+    sent = visits.per_round("bytes_down") + visits.per_round("bytes_up")
+    return {"seconds": visits.round_ends(), "megabytes": np.cumsum(sent / 1e6)}
+
+
+def _whole(folder: Path) -> dict[str, float]:
     """Return hours and megabytes of the whole run, the clients that took part, and those that did not, by reason."""
-    rows = read_rows(Path(folder) / "visits.csv", ("round", "client", "reason"))
+    spent = _spent(_visits(folder))
+    rows = read_rows(folder / "visits.csv", ("round", "client", "reason"))
     # Several visits of a client in a round count once.
     reasons = {(row["round"], row["client"]): row["reason"] for row in rows}
     dropped = Counter(sorted(reason for reason in reasons.values() if not took_part(reason)))
     return {
-        "hours": curve["seconds"][-1] / 3600,
-        "megabytes": curve["megabytes"][-1],
+        "hours": float(spent["seconds"][-1]) / 3600,
+        "megabytes": float(spent["megabytes"][-1]),
         "took_part": float(len(reasons) - dropped.total()),
         **{reason: float(number) for reason, number in dropped.items()},
     }

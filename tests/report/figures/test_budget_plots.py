@@ -87,6 +87,14 @@ def test_quality_at_the_time_and_the_bytes_that_all_runs_reach(run, longer):
     assert (reached | {"took_part": 1.0, "late": 1.0}).items() <= long.items()
 
 
+def test_rounds_after_the_last_measurement_are_part_of_the_whole_run(longer):
+    write_lines(longer / "metrics/version_0/metrics.csv", METRICS, "0,4,,0.25")
+    found = budget_plots.quality_at_budget({"longer": str(longer)}, "val/accuracy")
+    assert (found["seconds"], found["megabytes"]) == (10000.0, 2.0)
+    (row,) = found["rows"]
+    assert (row["hours"], row["megabytes"], row["at_end"]) == (10000 / 3600, 2.0, 0.25)
+
+
 def test_a_budget_of_ones_own_must_lie_in_all_runs(run, longer):
     runs = {"run": str(run), "longer": str(longer)}
     found = budget_plots.quality_at_budget(runs, "val/accuracy", seconds=7900, megabytes=1.5)
