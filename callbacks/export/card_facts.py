@@ -52,8 +52,8 @@ class CardFacts:
     examples: int = 0
     added: int = 0  # how many of them an augmentation added to the clients' own
     rounds: int = 0  # number of rounds that were trained; epochs where nothing is federated
-    bytes_down: int = 0  # bytes sent to clients, in these rounds
-    bytes_up: int = 0  # bytes sent by clients, in these rounds
+    bytes_down: int = 0  # bytes sent to clients, in the visits of these rounds
+    bytes_up: int = 0  # bytes sent by clients, in the visits of these rounds
     simulated_seconds: float | None = None  # time on the virtual clock of emulated devices; None without them
     privacy: Sequence[Privacy] = ()  # guarantees; none where the list is empty
     scores: Sequence[Score] = ()  # last values of the metrics of the global model

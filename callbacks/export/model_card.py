@@ -149,8 +149,8 @@ def _training(facts: CardFacts) -> list[list[str]]:
         "licence of the base": facts.licence,
         "data": "; ".join(filter(None, [facts.source, ", ".join(counts)])),
         "rounds" if facts.algorithm else "epochs": f"{facts.rounds:,}",
-        "sent to clients": decimal(facts.bytes_down) if facts.bytes_down else "",
-        "sent by clients": decimal(facts.bytes_up) if facts.bytes_up else "",
+        "sent to clients in visits": decimal(facts.bytes_down) if facts.bytes_down else "",
+        "sent by clients in visits": decimal(facts.bytes_up) if facts.bytes_up else "",
         "simulated time on devices": in_largest_unit(facts.simulated_seconds)
         if facts.simulated_seconds
         else "",

@@ -1,9 +1,10 @@
 """Visits of a run as columns: costs of rounds, participation, and memory by device.
 
 Rows are those of ``visits.csv`` (`fedlight.callbacks.logs.visit_log`); a client with several in a round takes part once.
+What groupings of clients send is no visit's, and is logged by round.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ class Visits:
     devices: np.ndarray  # as positions in ``device_names``
     device_names: list[str]  # each once; empty for a run without a fleet
     outcomes: np.ndarray  # as positions in `OUTCOMES`
+    grouped: dict[str, np.ndarray]  # ``bytes_down`` and ``bytes_up`` of groupings, ``(rounds,)`` each
     _columns: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -46,9 +48,10 @@ class Visits:
         return self._columns[name]
 
     def per_round(self, name: str) -> np.ndarray:
-        """Return the sum of a column in each round, ``(rounds,)``."""
+        """Return the sum of a column in each round, with what groupings send, ``(rounds,)``."""
         # A value that is not known adds nothing.
-        return np.bincount(self.rounds, np.nan_to_num(self.column(name)), self.num_rounds)
+        of_visits = np.bincount(self.rounds, np.nan_to_num(self.column(name)), self.num_rounds)
+        return of_visits + self.grouped.get(name, 0.0)
 
     def round_ends(self) -> np.ndarray:
         """Return simulated seconds from the start to the end of each round, ``(rounds,)``; visits alone take time."""
@@ -64,8 +67,10 @@ class Visits:
         return np.bincount(pairs, minlength=len(OUTCOMES) * self.num_rounds).reshape(len(OUTCOMES), -1)
 
 
-def visits_of(rows: Rows) -> Visits | None:
+def visits_of(rows: Rows, metrics: Sequence[Mapping[str, str]] = ()) -> Visits | None:
     """Return the columns of ``visits.csv``, without rows that have no round; None where there is no visit.
+
+    ``metrics`` are the rows of the run's logger, which has the bytes of groupings.
 
     Raises:
         ValueError: a round is beyond `MOST_ROUNDS`.
@@ -90,7 +95,21 @@ def visits_of(rows: Rows) -> Visits | None:
         devices,
         [] if device_names == [""] else device_names,
         np.array(outcomes, dtype=np.int64),
+        {
+            f"bytes_{way}": _logged(metrics, f"fed/grouping_bytes_{way}", int(last) + 1)
+            for way in ("down", "up")
+        },
     )
+
+
+def _logged(metrics: Sequence[Mapping[str, str]], name: str, rounds: int) -> np.ndarray:
+    """Return a metric of each round, ``(rounds,)``; 0 where it was not logged."""
+    values = np.zeros(rounds)
+    for row in metrics:
+        at, value = number(row.get("epoch")), number(row.get(name))
+        if value is not None and at is not None and 0 <= at < rounds:
+            values[int(at)] = value
+    return values
 
 
 def _codes(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:

@@ -117,7 +117,7 @@ def budget_curve(folder: Path, metric: str) -> Curve:
 
 def _visits(folder: Path) -> Visits:
     file, columns = folder / "visits.csv", ("round", "bytes_down", "bytes_up", "round_end_seconds")
-    if (visits := visits_of(read_rows(file, columns))) is None:
+    if (visits := visits_of(read_rows(file, columns), read_recipe(folder).metrics())) is None:
         raise ValueError(f"{file}: no row has a round: give the folder of a federated run")
     return visits
 

@@ -59,7 +59,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     notes: list[str] = []
     for run in runs:
         try:
-            if visits := visits_of(run.csv("visits.csv")):
+            if visits := visits_of(run.csv("visits.csv"), run.metrics()):
                 by_method.setdefault(run.method, []).append(visits)
         except ValueError as error:  # a damaged file of one run; the others are shown
             notes.append(f"{run.label}: left out: {error}")
@@ -144,7 +144,14 @@ def _totals(by_method: ByMethod) -> Table:
             # No division by 0 without any client.
             line["dropped out"] = f"{counts[1:].sum() / max(counts.sum(), 1):.0%}"
         lines.append(line)
-    return table_of("What runs took", lines, "Sums over all rounds and clients; means over the seeds.")
+    groupings = " Bytes of groupings of clients are part of it." * _has_groupings(by_method)
+    return table_of(
+        "What runs took", lines, f"Sums over all rounds and clients; means over the seeds.{groupings}"
+    )
+
+
+def _has_groupings(by_method: ByMethod) -> bool:
+    return any(sent.any() for seeds in by_method.values() for each in seeds for sent in each.grouped.values())
 
 
 def _devices(method: str, visits: Visits) -> Table:
@@ -154,7 +161,8 @@ def _devices(method: str, visits: Visits) -> Table:
     words = map(outcome_in_words, reasons)
     header = ["device", "clients", "asked", "took part", *words, "MB down", "MB up", "device hours", "kJ"]
     lines = [total.cells(name.replace("_", " "), reasons) for name, total in totals.items()]
-    return Table(f"Devices of {method}", header, lines)
+    without = "Of visits alone, without groupings of clients." * _has_groupings({method: [visits]})
+    return Table(f"Devices of {method}", header, lines, without)
 
 
 def cost_charts(by_method: ByMethod, fleets: ByMethod, known: Looks) -> list[Chart]:

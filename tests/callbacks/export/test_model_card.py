@@ -50,8 +50,8 @@ def test_a_card_says_method_data_cost_privacy_scores_and_licence():
         "| licence of the base | mit |",
         "| data | votes.jsonl; 12 clients, 3,456 training examples |",
         "| rounds | 27 |",
-        "| sent to clients | 2.1 MB |",
-        "| sent by clients | 999 bytes |",
+        "| sent to clients in visits | 2.1 MB |",
+        "| sent by clients in visits | 999 bytes |",
         "| simulated time on devices | 1.5 hours |",
         "| differential privacy | epsilon 3.5 at delta 1e-05 towards the server |",
         "| learning rate | 0.003 |",
@@ -161,7 +161,7 @@ def test_a_run_leaves_its_card_without_rows_clients_and_paths(tmp_path):
     assert "| rounds | 2 |" in text
     assert "| command | `fedlight fit --config selector.yaml ...` |" in text
     assert "| val/accuracy |" in text
-    assert "| sent by clients |" in text
+    assert "| sent by clients in visits |" in text
     assert str(tmp_path) not in text
     assert not re.search(r"(?<![\w:/])/\w", text)  # no path from the root
     assert not re.search(r"\bc00\d\b", text)  # nor a client
