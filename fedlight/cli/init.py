@@ -36,6 +36,8 @@ ROLES = {
     "client": "whose row it is; none: rows are dealt out at random",
     "category": "category of a row",
 }
+USED = ("choice", "client")
+"""Roles of columns that votes on single statements have as well."""
 FILES = Path(first_config.__file__).parent / "config_files"
 
 
@@ -88,6 +90,9 @@ def _write_opinions(options: argparse.Namespace) -> None:
     if options.method not in (None, "fedbis"):
         raise ValueError(f"--method {options.method} cannot use --statements: take fedbis, or leave it out")
     given = {role: getattr(options, role) for role in ROLES}
+    others = ("answers", "a", "choices", "template", "public", *(role for role in ROLES if role not in USED))
+    if unused := [name for name in others if getattr(options, name)]:
+        raise ValueError(f"--{unused[0]} is of no use to --statements: leave it out")
     # The default model writes text and is no encoder of sentences.
     encoder = "hashed" if options.model == DEFAULT_MODEL else options.model
     draft = make_opinions(options.data, options.statements, given, encoder)

@@ -121,6 +121,7 @@ def make_draft(wishes: Wishes) -> Draft:
     chosen, is_votes = _find_roles(columns, wishes)
     paths, values, guesses = chosen.columns, chosen.choice_values, [*chosen.guesses]
     method = guesses[0].value
+    _refuse_unused(wishes, method, is_votes)
     client = find_client(columns, list(paths.values()), wishes.columns.get("client"))
     guesses.append(client)
     needed = [path for name, path in paths.items() if name != "input"]  # an instruction may have no input
@@ -206,6 +207,20 @@ def _find_roles(columns: Sequence[Column], wishes: Wishes) -> tuple[FoundColumns
     if wanted is not None:
         guess = Guess("method", wanted, "given with --method")
     return replace(chosen, guesses=[guess, *chosen.guesses]), refusal is None
+
+
+def _refuse_unused(wishes: Wishes, method: str, is_votes: bool) -> None:
+    """Raise GuessError for an option that this method does not read."""
+    unused = {
+        "--public": wishes.public and method != "feddca",
+        "--choices": wishes.choices and method not in SELECTORS,
+        "--input": wishes.columns.get("input") and is_votes,
+    }
+    for option, is_unused in unused.items():
+        if is_unused:
+            raise GuessError(
+                f"{option} is of no use to --method {method}: leave it out, or give another --method"
+            )
 
 
 def read_model(name: str) -> ModelFacts:

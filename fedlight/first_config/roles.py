@@ -99,7 +99,8 @@ def read_choice(
 ) -> dict[str, str | list[str]]:
     """Return the meaning of a choice's values: ``a``, ``b``, and ``tie`` where there are ties; empty if it is not known.
 
-    Of the ``raw`` values one may be the name of a column of A and B, ``answers``; ``given`` are those that the user named.
+    Of the ``raw`` values, empty for many, one may be the name of a column of A and B, ``answers``; ``given`` are those that
+    the user named, which mean nothing where the rows have others, or one of them twice.
 
     Examples:
         >>> read_choice(["model_b", "tie", "model_a"], ("answers_a", "answers_b"))
@@ -108,6 +109,9 @@ def read_choice(
         ({'a': '1', 'b': '2'}, {})
     """
     if given:
+        told = [value for values in given.values() for value in values]
+        if len({*told}) < len(told) or (raw and not {*told} <= {*raw}):
+            return {}
         named = {name: values for name, values in given.items() if values}
         return {name: values[0] if len(values) == 1 else list(values) for name, values in named.items()}
     ties = [value for value in raw if TIES & {*split_name(value)}]

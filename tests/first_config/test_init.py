@@ -218,6 +218,11 @@ def test_two_answers_without_a_choice_are_asked_for_the_choice(made, more, messa
         (["--a", "x"], "--a, --b and --tie belong together"),
         (["--statements", "votes.jsonl"], "votes.jsonl: no column has the votes agree, disagree, pass"),
         (["--public", "nope.jsonl"], "nope.jsonl: no such file"),
+        (["--a", "x", "--b", "y"], "column pick: which of its values says that A won? They are"),
+        (["--public", "votes.jsonl"], "--public is of no use to --method fedbis"),
+        (["--method", "sft", "--choices", "A", "B"], "--choices is of no use to --method sft"),
+        (["--input", "who"], "--input is of no use to --method fedbis"),
+        (["--statements", "votes.jsonl", "--question", "who"], "--question is of no use to --statements"),
         (["--statements", "votes.jsonl", "--method", "dpo"], "--method dpo cannot use --statements"),
     ],
 )
