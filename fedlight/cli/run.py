@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("set", nargs="*", default=[], metavar="KEY=VALUE", help="as rounds=3, of the recipe")
     # Removed first: argparse would read those after --seeds as seeds.
-    changes = [word for word in argv if "=" in word and not word.startswith("-")]
+    pairs = [*pairwise(["", *argv])]
+    changes = [word for before, word in pairs if _is_change(before, word)]
     # Intermixed: words for `set` may also come after options.
-    options = parser.parse_intermixed_args([word for word in argv if word not in changes])
+    options = parser.parse_intermixed_args([word for before, word in pairs if not _is_change(before, word)])
     if options.dry_run and options.only:
         raise ValueError("--dry-run checks all stages: leave out --only, or --dry-run")
     given: dict[str, Any] = {
@@ -56,6 +58,11 @@ def main(argv: list[str]) -> None:
     from fedlight.recipes.recipe import run
 
     run(**given, only=options.only)
+
+
+def _is_change(before: str, word: str) -> bool:
+    """Tell whether a word changes a value of the recipe; the folder behind ``--output`` may be called lr=0.1."""
+    return "=" in word and not word.startswith("-") and before != "--output"
 
 
 def _listing() -> str:

@@ -288,6 +288,12 @@ def test_the_command_line_of_recipes(tmp_path):
     assert "fedbis" in listed
 
 
+def test_a_folder_may_have_an_equals_sign_in_its_name(run_small):
+    folder = run_small.folder / "lr=0.1"
+    assert run_small({"x": 1, "stages": {"a": call("a${x}")}}, "--output", str(folder), "x=2").code == 0
+    assert json.loads((folder / "results.json").read_text())["rows"] == [{"method": "a2", "seed": 0}]
+
+
 def test_the_table_has_a_dash_for_what_was_not_measured():
     rows = [{"method": "raw", "seed": 0, "x": 0.5}, {"method": "oracle", "seed": 0, "x": None}]
     assert summary(rows) == {"raw": {"x": "0.500"}, "oracle": {"x": "-"}}
