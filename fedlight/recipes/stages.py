@@ -27,7 +27,7 @@ from fedlight.lightning_cli.parser_words import near_below
 from fedlight.recipes.followers import Followers, for_processes, why_one_process
 from fedlight.recipes.overlay import as_yaml, is_class, laid_over, set_in, setting_order
 from fedlight.runs.contents import MadeWith, in_words, left_in, refuse_changed_results
-from fedlight.support.checks import read_yaml
+from fedlight.support.checks import read_yaml, refuse_unfit_arguments
 from fedlight.support.console import quiet
 from fedlight.support.files import (
     DONE,
@@ -195,12 +195,13 @@ class Stage:
         """Return the arguments of its function, with maps made into the dataclasses that the function takes.
 
         Raises:
-            ValueError: an argument is unknown, missing or out of range.
+            ValueError: an argument is unknown, missing, of another type or out of range.
         """
         signature = inspect.signature(self.function)
         kinds = {name: parameter.annotation for name, parameter in signature.parameters.items()}
         try:
             signature.bind(**self.arguments)  # TypeError for unknown and missing arguments
+            refuse_unfit_arguments(self.function, self.arguments)
             return {
                 name: kinds[name](**value) if is_dataclass(kinds.get(name)) else value
                 for name, value in self.arguments.items()

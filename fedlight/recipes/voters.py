@@ -12,6 +12,7 @@ import numpy as np
 from fedlight.datamodules.rows.columns import text_at
 from fedlight.datamodules.rows.exclusion import Holdout
 from fedlight.datamodules.rows.rows import RowsError, load_rows, write_rows
+from fedlight.support.checks import refuse_below
 from fedlight.support.seeding import derive_seed
 
 SNIPPET_WORDS = (4, 30)
@@ -39,9 +40,9 @@ def sample_voters(
         choice: column of the choice.
         ties: values of the choice that are no decision.
         holdout: column and values of held-out rows.
-        num_clients: number of voters to draw.
+        num_clients: number of voters to draw, at least 1.
         min_train: fewest votes of a drawn voter to train on.
-        num_test: held-out votes of each drawn voter, drawn as well.
+        num_test: held-out votes of each drawn voter, at least 0, drawn as well.
         seed: seed of the draws.
         train: file of the votes to train on, JSON lines.
         test: file of the held-out votes.
@@ -52,7 +53,10 @@ def sample_voters(
 
     Raises:
         RowsError: fewer voters are eligible than wanted.
+        ValueError: a number is out of range.
     """
+    refuse_below(1, num_clients=num_clients)
+    refuse_below(0, num_test=num_test)
     rows = [row for row in load_rows(source) if text_at(row, choice) not in ties]
     sides: list[dict[str, list[Any]]] = [{}, {}]  # to train on, held out
     for row, held in zip(rows, holdout.mask(rows, source).tolist(), strict=True):
@@ -105,7 +109,7 @@ def sample_pairs(
         ties: values of the choice that are no decision.
         holdout: column and values of held-out rows.
         held_out: draw among the held-out rows, or among all others.
-        number: most rows to draw.
+        number: most rows to draw, at least 1.
         seed: seed of the draw.
         output: file of the rows, JSON lines.
         client: column of the voter.
@@ -113,7 +117,11 @@ def sample_pairs(
 
     Returns:
         ``pairs``, the number of rows.
+
+    Raises:
+        ValueError: ``number`` is below 1.
     """
+    refuse_below(1, number=number)
     rows = [row for row in load_rows(source) if text_at(row, choice) not in ties]
     rows = list(holdout.side(rows, source, held_out))
     order = np.random.default_rng(derive_seed(seed, "pairs", held_out)).permutation(len(rows))[:number]
@@ -140,7 +148,9 @@ def snippet_pairs(
 
     Raises:
         RowsError: no text has so many words.
+        ValueError: ``num_pairs`` is below 1.
     """
+    refuse_below(1, num_pairs=num_pairs)
     rows = holdout.side(load_rows(source), source, held_out=False)
     # Sorted: the order of a set of texts differs between processes.
     words = [text.split() for text in sorted({text_at(row, name) for row in rows for name in texts})]

@@ -11,7 +11,7 @@ import math
 import re
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
@@ -85,6 +85,19 @@ def _refuse_unfit(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
             raise ValueError(_describe(cls, name, value, hint))
 
 
+def refuse_unfit_arguments(
+    function: collections.abc.Callable[..., Any], arguments: Mapping[str, Any]
+) -> None:
+    """Raise ValueError for an argument that does not fit the function's annotation; maps stand for dataclasses."""
+    try:
+        hints = get_type_hints(function)
+    except NameError:  # an annotation for type checkers alone
+        return
+    for name, value in arguments.items():
+        if name in hints and not is_dataclass(hints[name]) and not fits(value, hints[name]):
+            raise ValueError(_describe(function, name, value, hints[name]))
+
+
 def fits(value: Any, hint: Any) -> bool:
     """Return whether a value is of an annotation's type; True where that cannot be told.
 
@@ -154,7 +167,7 @@ def _constructors(cls: type) -> list[tuple[Mapping[str, inspect.Parameter], dict
     return constructors
 
 
-def _describe(cls: type, name: str, value: Any, hint: Any) -> str:
+def _describe(cls: Any, name: str, value: Any, hint: Any) -> str:
     """Return the message for a value that does not fit its annotation, with the remedy where one is near."""
     given = (
         f"{cls.__name__}: {name}={value.__name__ if isinstance(value, type) else shorten(repr(value), 100)}"

@@ -234,6 +234,9 @@ def test_extends_lays_recipes_over_others_the_later_on_top(run_small):
     assert table == ["| method |", "|---|", "| b15 |"]
 
 
+PAIRED = {"ours": "a", "theirs": 3, "output": "c"}
+
+
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
@@ -264,6 +267,10 @@ def test_extends_lays_recipes_over_others_the_later_on_top(run_small):
         ),
         ({"stages": {"one": {"like": ["first"]}}}, "stage one: like=['first'] has to be a name"),
         ({"stages": {"one": {"call": 3}}}, "stage one: call=3 has to be a name"),
+        (
+            {"stages": {"one": {"call": "fedlight.recipes.steps.pair_answers", "with": PAIRED}}},
+            "stage one: pair_answers: theirs=3 must be a text",
+        ),
         ({"stages": {"one": {"like": "first", "with": [1]}}}, "stage one: with=[1] has to be a map"),
     ],
 )

@@ -83,6 +83,12 @@ def test_too_few_voters_and_no_held_out_value_are_errors_that_name_the_settings(
         sample(held_out=["birds_*"])
 
 
+@pytest.mark.parametrize("numbers", [{"num_clients": 0}, {"num_clients": -1}, {"num_test": -1}])
+def test_numbers_of_voters_and_votes_out_of_range_are_refused(sample, numbers):
+    with pytest.raises(ValueError, match=r"num_\w+=-?\d must be at least"):
+        sample(**numbers)
+
+
 def test_the_draws_are_a_function_of_the_seed_and_of_no_order_of_rows(sample):
     again = [sample(1, seed=seed) for seed in (7, 7)]
     assert again[0] == again[1]
