@@ -17,7 +17,7 @@ from fedlight.lightning_cli.class_names import class_of
 from fedlight.preflight.finding import Finding, ok, problem
 from fedlight.preflight.machine import existing, free_bytes, size_text
 from fedlight.preflight.memory import Training
-from fedlight.preflight.stages import ParsedStage, arguments_of
+from fedlight.preflight.stages import ParsedStage, arguments_of, settings_of
 from fedlight.recipes.stages import Stage
 from fedlight.recipes.steps import merge_adapter
 
@@ -101,7 +101,7 @@ def written_bytes(
             uncounted.append(stage.name)
         total += answers or 0
         if stage.command == "fit":
-            adapters = config.get("model", {}).get("init_args", {}).get("num_adapters") or 1
+            adapters = settings_of(config, "model").get("num_adapters") or 1
             # save_top_k=-1 keeps all checkpoints; their number is not known, so none is counted.
             kept = sum(max(0, saver.get("save_top_k", 1)) for saver in arguments_of(config, ModelCheckpoint))
             # A checkpoint has the adapter and the moments of its optimizer.
@@ -122,12 +122,8 @@ def answers_bytes(parsed: ParsedStage, rows: RowCounts) -> int | None:
     return None if None in parts else sum(part or 0 for part in parts)
 
 
-def _arguments(config: Mapping[str, Any], part: str) -> dict[str, Any]:
-    return (config.get(part) or {}).get("init_args") or {}
-
-
 def _predicted_bytes(config: Mapping[str, Any], rows: RowCounts) -> int | None:
-    model, data = _arguments(config, "model"), _arguments(config, "data")
+    model, data = settings_of(config, "model"), settings_of(config, "data")
     number = _num_rows(data, "train", data.get("limit"), rows)
     written = model.get("completions")
     written = written if isinstance(written, Mapping) else {}  # a user's module may have none
@@ -136,12 +132,12 @@ def _predicted_bytes(config: Mapping[str, Any], rows: RowCounts) -> int | None:
 
 
 def _scored_bytes(scorer: Mapping[str, Any], parsed: ParsedStage, rows: RowCounts) -> int | None:
-    data = _arguments(parsed.config, "data")
+    data = settings_of(parsed.config, "data")
     prompt = data.get("max_tokens") or SCORED_PROMPT_TOKENS
     total = 0
     for task in (scorer.get("tasks") or data.get("tasks") or {}).values():
         kind, settings = class_of(task["class_path"]), task.get("init_args") or {}
-        number = _num_rows(_arguments(settings, "data"), "test", settings.get("limit"), rows)
+        number = _num_rows(settings_of(settings, "data"), "test", settings.get("limit"), rows)
         if number is None or kind is None or not issubclass(kind, Task):
             return None
         answer = settings.get("max_new_tokens") or kind.answer_tokens

@@ -20,7 +20,7 @@ from fedlight.preflight.finding import Finding, State, ok, unknown
 from fedlight.preflight.machine import memory_of
 from fedlight.preflight.memory import Training, announce, check_time
 from fedlight.preflight.sources import is_local
-from fedlight.preflight.stages import ParsedStage, parts_of
+from fedlight.preflight.stages import ParsedStage, parts_of, settings_of
 from fedlight.pretrained.hub import find_model
 from fedlight.support.words import in_largest_unit
 
@@ -64,7 +64,7 @@ def validations_of(config: Mapping[str, Any]) -> int:
         >>> validations_of({"trainer": trainer, "data": {"init_args": {"split": {"val_share": 0.0, "val_source": None}}}})
         0
     """
-    trainer, data = config["trainer"], config["data"]["init_args"]
+    trainer, data = config["trainer"], settings_of(config, "data")
     rounds, every = trainer.get("max_epochs") or 0, trainer.get("check_val_every_n_epoch") or 1
     split = data.get("split") if isinstance(data.get("split"), dict) else {}
     has_rows = split.get("val_share", 1) or split.get("val_source")
@@ -72,7 +72,7 @@ def validations_of(config: Mapping[str, Any]) -> int:
 
 
 def _validates(parsed: ParsedStage, training: Training, rounds: int) -> Finding:
-    work, size = training.work, parsed.config["data"]["init_args"].get("eval_batch_size") or 1
+    work, size = training.work, settings_of(parsed.config, "data").get("eval_batch_size") or 1
     shape = replace(work.shape, examples=size, responses=work.shape.responses * size // work.shape.examples)
     # Seconds of a timed batch, by the operations of a forward pass over those of a training step.
     share = work.meter.forward_cost(shape).flops / work.meter.cost(work.shape).flops
@@ -86,7 +86,7 @@ def _validates(parsed: ParsedStage, training: Training, rounds: int) -> Finding:
 
 def _generates(parsed: ParsedStage, rates: dict[str, tuple[float, float]]) -> Finding:
     """Return the finding of a stage, with ``rates`` of models that were measured before."""
-    options, data = (parsed.config[part]["init_args"] for part in ("model", "data"))
+    options, data = (settings_of(parsed.config, part) for part in ("model", "data"))
     what, model = f"{GENERATION}{parsed.stage.name}", options["model"]
     texts, new = data["limit"] * options["completions"]["number"], options["completions"]["max_new_tokens"]
     said = f"at most {texts * new:,} tokens, {texts:,} texts of {new}"
@@ -137,7 +137,7 @@ def _writes(parsed: ParsedStage) -> bool:
     """Return whether a stage completes a known number of prompts with a model that is here."""
     if parsed.stage.command != "predict" or parsed.stage.is_done or parsed.namespace is None:
         return False
-    options, data = (parsed.config[part]["init_args"] for part in ("model", "data"))
+    options, data = (settings_of(parsed.config, part) for part in ("model", "data"))
     return bool(data.get("limit")) and "completions" in options and is_local(options["model"])
 
 

@@ -31,7 +31,7 @@ from fedlight.plan.plan import build, workload, works_by_device
 from fedlight.preflight.finding import Finding, ok, problem, unknown
 from fedlight.preflight.machine import MachineMemory, memory_of, size_text
 from fedlight.preflight.sources import is_local
-from fedlight.preflight.stages import ParsedStage
+from fedlight.preflight.stages import ParsedStage, settings_of
 from fedlight.recipes.steps import merge_adapter
 from fedlight.support.words import in_largest_unit
 
@@ -144,8 +144,7 @@ def trainings(
     for parsed in stages:
         if not _is_counted(parsed):
             continue
-        model, data = (parsed.config[part]["init_args"] for part in ("model", "data"))
-        loop = (parsed.config.get("federated") or {}).get("init_args") or {}
+        model, data, loop = (settings_of(parsed.config, part) for part in ("model", "data", "federated"))
         base = model["model"]
         while base in merged:  # an adapter merged into its base has the base's shape
             base = merged[base]
@@ -215,7 +214,7 @@ def steps_of(config: Mapping[str, Any]) -> int | None:
         >>> steps_of({"trainer": {"max_epochs": 3, "accumulate_grad_batches": 2}, "federated": loop})
         120
     """
-    trainer, loop = config["trainer"], (config.get("federated") or {}).get("init_args") or {}
+    trainer, loop = config["trainer"], settings_of(config, "federated")
     factors = (trainer.get("max_epochs"), loop.get("local_steps"), loop.get("clients_per_round"))
     if not all(isinstance(factor, int) and factor > 0 for factor in factors):
         return None
@@ -314,7 +313,7 @@ def count_training(name: str, namespace: Any, base: str, configs: Mapping[str, b
         width = width_of(read_config(folder))
         chosen = choose_dtype(options["dtype"], torch.device("cuda" if cuda else "cpu"), width)
         parsed["model.init_args.model"] = folder
-        batch = config["data"]["init_args"].get("batch_size")
+        batch = settings_of(config, "data").get("batch_size")
         counted = partial(workload, parsed, batch if isinstance(batch, int) else 1)
         loop, work, settings = counted()
         module: Any = work.meter.module

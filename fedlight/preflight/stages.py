@@ -7,7 +7,7 @@ adapter or of checkpoints, an argument of a function. A path that it names in an
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +60,11 @@ def parts_of(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     for _, part in values_in(value):
         if isinstance(part, dict) and isinstance(part.get("class_path"), str):
             yield part["class_path"], part.get("init_args") or {}
+
+
+def settings_of(config: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """Return the arguments of the class under a key, such as ``data``; empty without a class, or where it takes none."""
+    return (config.get(part) or {}).get("init_args") or {}
 
 
 def arguments_of(config: Any, kind: type) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+import lightning as L
 import pytest
 from tiny_world import VOTES, fedlight
 
@@ -49,11 +50,15 @@ class OwnAugmentation(Augmentation):
         raise AssertionError("a dry run augments nothing")
 
 
+class OwnData(L.LightningDataModule):
+    """Takes no arguments."""
+
+
 @pytest.fixture
 def project(monkeypatch):
-    """The two classes, in a package of their own."""
+    """The classes, in a package of their own."""
     module = ModuleType("own_project")
-    for one in (OwnJudge, OwnAugmentation):
+    for one in (OwnJudge, OwnAugmentation, OwnData):
         monkeypatch.setattr(one, "__module__", "own_project")
         setattr(module, one.__name__, one)
     monkeypatch.setitem(sys.modules, "own_project", module)
@@ -64,6 +69,15 @@ def dry_run(tmp_path, **stages):
     file.write_text(json.dumps({"stages": stages}))
     outcome = fedlight("run", str(file), "--dry-run", f"--output={tmp_path / 'out'}")
     return outcome.code, " ".join(outcome.out.replace("│", " ").split())
+
+
+def test_data_without_arguments_leave_a_training_uncounted(project, tmp_path):
+    model = {"class_path": "SFTModule", "init_args": {"model": "toy"}}
+    config = tmp_path / "fit.yaml"
+    config.write_text(json.dumps({"model": model, "data": {"class_path": "own_project.OwnData"}}))
+    code, told = dry_run(tmp_path, train={"fit": str(config)})
+    assert code == 3
+    assert "memory for toy unknown data.max_tokens is not set" in told
 
 
 def duel(**settings):
