@@ -41,8 +41,8 @@ class PredictionWriter(Checked, L.Callback):
         copy: keys of the batch whose entries precede the prediction, such as ``prompt``.
 
     Raises:
-        ValueError: without ``fields``, or for a name given twice; before any work, for several processes, or a partial file
-            of another model or of other data.
+        ValueError: without ``fields``, or for a name given twice; before any work, for several processes, a ``path`` that is
+            a folder, or a partial file of another model or of other data; for a prediction that is no finite number.
         OSError: the disk is full.
 
     Examples:
@@ -67,6 +67,8 @@ class PredictionWriter(Checked, L.Callback):
             return
         if trainer.world_size > 1:
             raise ValueError(f"PredictionWriter writes {self.path} in one process: set devices=1 num_nodes=1")
+        if self.path.is_dir():
+            raise ValueError(f"PredictionWriter.path={self.path} is a folder: give the name of a file")
         data = trainer.datamodule  # type: ignore[attr-defined]
         can_skip = hasattr(data, "skip_predict_batches")
         self._digest = hashlib.blake2b(digest_size=16)
@@ -209,8 +211,13 @@ def _lines(batch: Any, predictions: Any, fields: Sequence[str], copy: Sequence[s
         columns[-1:] = predictions.unbind(dim=1)
     lists = (list(each.tolist() if isinstance(each, Tensor) else each) for each in columns)
     named = (dict(zip([*copy, *fields], row, strict=True)) for row in zip(*lists, strict=True))
-    # JSON has no NaN.
-    return [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in named]
+    try:
+        return [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in named]
+    except ValueError:  # JSON has no NaN
+        raise ValueError(
+            f"PredictionWriter.fields={list(fields)}: a prediction is NaN or infinite, as of a model that has diverged: "
+            "train it again with a lower learning rate"
+        ) from None
 
 
 def _fingerprint(module: L.LightningModule, data: Any, num_batches: float) -> str:

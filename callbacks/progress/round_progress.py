@@ -1,5 +1,6 @@
 """Progress of a run by round, client, loss and time left, live or in one line per round, and tables at its end."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -25,7 +26,7 @@ from fedlight.callbacks.progress.time_left import TimeLeft, works_between_rounds
 from fedlight.devices import hardware
 from fedlight.devices.outcomes import took_part
 from fedlight.federation.client import Visit
-from fedlight.support.checks import Checked
+from fedlight.support.checks import Checked, check_range
 from fedlight.support.console import wide_console
 from fedlight.support.files import quoted
 from fedlight.support.words import count_noun, in_largest_unit
@@ -59,10 +60,15 @@ class RoundProgress(Checked, ProgressBar):
     rounds has 500 lines, the tables of the end, and no control characters.
 
     Args:
-        refresh_seconds: shortest time between two updates of the live line; reading the loss waits for the accelerator.
+        refresh_seconds: shortest time between two updates of the live line, at least 0; reading the loss waits for the
+            accelerator.
+
+    Raises:
+        ValueError: ``refresh_seconds`` is out of range.
     """
 
     def __init__(self, refresh_seconds: float = 0.2) -> None:
+        check_range("RoundProgress.refresh_seconds", refresh_seconds, 0, math.inf)
         super().__init__()
         self.refresh_seconds = refresh_seconds
         self.console = wide_console()

@@ -6,7 +6,7 @@ from refusals import refusal
 from tiny_world import read_lines
 from torch.utils.data import DataLoader
 
-from fedlight.callbacks.export.prediction_writer import PredictionWriter
+from fedlight.callbacks.export.prediction_writer import PredictionWriter, _lines
 
 
 class Prompts(L.LightningDataModule):
@@ -140,6 +140,10 @@ def test_a_missing_key_and_a_wrong_shape_name_the_setting(tmp_path):
         predict(Echo(), tmp_path / "b.jsonl", fields=["logp_a", "logp_b"])
     with refusal(r"names 3 numbers per example, but predict_step returns \(2, 2, 3\)"):
         predict(ThreeLogProbs(), tmp_path / "c.jsonl", fields=["a", "b", "c"])
+    with refusal(r"path=.* is a folder: give the name of a file"):
+        predict(Echo(dies_at=0), tmp_path)
+    with pytest.raises(ValueError, match=r"fields=\['x'\]: a prediction is NaN or infinite"):
+        _lines({}, torch.tensor([float("nan")]), ["x"], [])
 
 
 @pytest.mark.parametrize("name", ["completions.jsonl.partial", "completions.jsonl.progress"])

@@ -201,3 +201,9 @@ class TokensLoss(NotValidated):
     def training_step(self, batch, *args):
         time.sleep(0.06)
         return super().training_step(batch["input_ids"][:, 0], *args)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_the_time_between_updates_is_a_number_of_at_least_0(seconds):
+    with pytest.raises(ValueError, match="RoundProgress.refresh_seconds"):
+        RoundProgress(seconds)
