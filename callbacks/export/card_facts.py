@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from fedlight.pretrained.hub import EMBEDDED, NAME, find_licence
 from fedlight.pretrained.named import PRETRAINED, is_dequantized
-from fedlight.support.results import ends_of
-from fedlight.support.words import number
+from fedlight.support.words import ends_of, number
 
 SCORE = re.compile(r"(val|test|score|group_mean|win_rate)(/|$)|win_rate_")
 """Metrics of the finished model; those of training batches say little of it."""

@@ -141,23 +141,6 @@ def without_ends(columns: Iterable[str]) -> list[str]:
     return [name for name in names if not (name.endswith(ENDS) and name.rpartition("_")[0] in names)]
 
 
-def ends_of(metric: str) -> tuple[str, str]:
-    """Return the names of the metrics with the ends of a metric's interval, if it has one.
-
-    Examples:
-        >>> ends_of("win_rate/oracle"), ends_of("score/domain")
-        (('win_rate_low/oracle', 'win_rate_high/oracle'), ('low/domain', 'high/domain'))
-        >>> ends_of("val/accuracy")
-        ('val/accuracy_low', 'val/accuracy_high')
-    """
-    rate, slash, name = metric.partition("/")
-    if rate == "win_rate":
-        return f"{rate}_low{slash}{name}", f"{rate}_high{slash}{name}"
-    if rate == "score":
-        return f"low/{name}", f"high/{name}"
-    return f"{metric}_low", f"{metric}_high"
-
-
 def in_brackets(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
     """Return the interval of a metric behind a blank, of several rows the means of its ends; empty where none has one.
 

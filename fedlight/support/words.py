@@ -1,4 +1,4 @@
-"""Numbers, times and errors as text for tables, sentences and axes; numbers in texts, beginnings, near misses of names."""
+"""Numbers, times and errors as text for tables, sentences and axes; numbers in texts, beginnings, names and near misses."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -47,6 +47,23 @@ def in_largest_unit(seconds: float) -> str:
 def time_unit(seconds: float) -> tuple[int, str]:
     """Return seconds and name of the largest unit that is not longer than a time, else of the second."""
     return next((pair for pair in UNITS if seconds >= pair[0]), UNITS[-1])
+
+
+def ends_of(metric: str) -> tuple[str, str]:
+    """Return the names of the metrics with the ends of a metric's interval, if it has one.
+
+    Examples:
+        >>> ends_of("win_rate/oracle"), ends_of("score/domain")
+        (('win_rate_low/oracle', 'win_rate_high/oracle'), ('low/domain', 'high/domain'))
+        >>> ends_of("val/accuracy")
+        ('val/accuracy_low', 'val/accuracy_high')
+    """
+    rate, slash, name = metric.partition("/")
+    if rate == "win_rate":
+        return f"{rate}_low{slash}{name}", f"{rate}_high{slash}{name}"
+    if rate == "score":
+        return f"low/{name}", f"high/{name}"
+    return f"{metric}_low", f"{metric}_high"
 
 
 def first_line(error: BaseException) -> str:

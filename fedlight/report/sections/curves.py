@@ -16,8 +16,7 @@ from fedlight.report.visits import visits_of
 from fedlight.runs.facts import class_name
 from fedlight.runs.rows import Rows, epochs_done
 from fedlight.runs.run import Run, by_method
-from fedlight.support.results import ends_of
-from fedlight.support.words import in_largest_unit, number, time_unit
+from fedlight.support.words import ends_of, in_largest_unit, number, time_unit
 
 FEWEST_EPOCHS = 3  # below, a run that is not federated is drawn over its steps
 Curve = dict[float, float]

@@ -12,8 +12,7 @@ from fedlight.report.sections.outcomes.comparison import Scores, difference, mea
 from fedlight.report.sections.outcomes.tasks import last_metrics
 from fedlight.runs import facts
 from fedlight.runs.run import Run, read_recipe
-from fedlight.support.results import ends_of
-from fedlight.support.words import number
+from fedlight.support.words import ends_of, number
 
 PROGRESS = r"^(val|train|fed)/loss$"
 """Losses that tell something where there are two of them."""
