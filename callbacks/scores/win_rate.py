@@ -14,7 +14,8 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fedlight.callbacks.logs.trainer import log_now
+from fedlight.callbacks.logs.trainer import find_callback, log_now
+from fedlight.callbacks.logs.visit_log import RecordsVisits
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
 from fedlight.evaluation.judge import BothPositions, Judge
@@ -105,7 +106,11 @@ class WinRate(Checked, L.Callback):
             self._measure(trainer, pl_module, "before training")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+        loop: RecordsVisits | None = find_callback(trainer, RecordsVisits)
+        is_cut = (
+            loop is not None and loop.rounds_done == trainer.current_epoch
+        )  # as ``max_time`` does with a round
+        if (trainer.current_epoch + 1) % self.every_n_epochs == 0 and not is_cut:
             self._measure(trainer, pl_module, f"epoch {trainer.current_epoch + 1}")
 
     def state_dict(self) -> dict[str, Any]:

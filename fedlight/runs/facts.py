@@ -114,6 +114,9 @@ def _ended_epochs(run: Run) -> list[float]:
         for name, text in row.items()
         if text and name not in ("epoch", "step") and (epoch := number(row.get("epoch"))) is not None
     )
+    # A round that was cut is validated as well, and has no entry of the federation.
+    if of_rounds := sorted({epoch for epoch, name in values if name.startswith("fed/")}):
+        return of_rounds
     epochs = sorted({epoch for epoch, _ in values})
     if run.is_done or not run.record():
         return epochs

@@ -123,6 +123,12 @@ def test_an_epoch_of_which_only_steps_are_logged_is_not_done(tmp_path, last, ove
     assert rounds(run) == (over, None)
 
 
+def test_a_round_that_was_cut_is_not_done_though_it_was_validated(tmp_path):
+    logged(stage_folder(tmp_path / "bis"), "fed/clients,val/loss", "0,3,,0.5", "0,3,4,", "1,3,,0.5")
+    (run,) = read_runs([tmp_path / "bis"])
+    assert rounds(run) == (1, None)
+
+
 def test_a_validation_of_the_finished_run_leaves_its_curve_and_one_begun_anew_replaces_it() -> None:
     validation = [{"epoch": "0", "step": "0", "val/loss": "0.7", "val/new": "1"}]
     assert merged([FIT, validation]) == [*FIT, {"epoch": "0", "step": "0", "val/loss": "", "val/new": "1"}]

@@ -11,7 +11,7 @@ from plain_lightning import trainer as make_trainer
 from refusals import refusal
 from tiny_world import EVAL_PROMPTS, table, write_rows
 
-from fedlight import DPOModule, Judge, Lora, PreferenceDataModule, PromptDataModule, WinRate
+from fedlight import DPOModule, FederatedLoop, Judge, Lora, PreferenceDataModule, PromptDataModule, WinRate
 from fedlight.datamodules.rows.split import Split
 from fedlight.toy import rows
 
@@ -180,6 +180,17 @@ def test_other_prompts_or_draws_are_refused_on_resuming(changes, data, run, tiny
     callback = WinRate(make_prompts(tiny_model, **data), {"alphabet": Notes()}, **SHORT | changes)
     with refusal("the raw answers in the checkpoint are to other prompts, or were drawn"):
         fit(tiny_model, tmp_path, callback, ckpt_path=run[0] / "0.ckpt")
+
+
+class Stop(L.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = trainer.current_epoch == 1
+
+
+def test_a_round_that_a_stop_cuts_short_has_no_win_rate(tiny_model, tmp_path):
+    judge, loop = Notes(), FederatedLoop(clients_per_round=1, local_steps=2)
+    fit(tiny_model, tmp_path, WinRate(make_prompts(tiny_model), {"alphabet": judge}, **SHORT), loop, Stop())
+    assert (loop.rounds_done, len(judge.shown)) == (1, 2)  # before training, and after the first round
 
 
 def test_every_second_epoch_and_a_second_fit(tiny_model, tmp_path):
