@@ -10,7 +10,7 @@ from typing import Any
 
 from fedlight.export.formats import PACKAGES, TYPES
 from fedlight.support.console import OneLineArguments
-from fedlight.support.words import first_line
+from fedlight.support.words import count_noun, first_line
 
 FORMATS = ("adapter", "merged", "gguf", *PACKAGES)
 REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -67,7 +67,10 @@ def main(argv: list[str]) -> None:
     check(opened, output, options.format, options.converter)
     if not opened.run.is_done:
         rounds = opened.rounds()
-        after = "those that it had written at an end" if rounds is None else f"after {rounds} rounds"
+        unit = "round" if opened.run.config().get("federated") else "epoch"
+        after = (
+            "those that it had written at an end" if rounds is None else f"after {count_noun(rounds, unit)}"
+        )
         print(f"{opened.run.label} has no record of an end: the weights are {after}", file=sys.stderr)
     # The repository first: a refusal comes before the work.
     api = make_repo(options.push, options.public) if options.push else None
