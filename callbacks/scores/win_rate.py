@@ -107,9 +107,8 @@ class WinRate(Checked, L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         loop: RecordsVisits | None = find_callback(trainer, RecordsVisits)
-        is_cut = (
-            loop is not None and loop.rounds_done == trainer.current_epoch
-        )  # as ``max_time`` does with a round
+        # ``max_time`` cuts a round.
+        is_cut = loop is not None and loop.rounds_done == trainer.current_epoch
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0 and not is_cut:
             self._measure(trainer, pl_module, f"epoch {trainer.current_epoch + 1}")
 

@@ -212,9 +212,8 @@ def facts_of(opened: Opened) -> CardFacts:
     config = run.config()
     loop, data = (within(config, part, "init_args") or {} for part in ("federated", "data"))
     counts, last = data_of(run).counts, _last(run, rounds)
-    if (
-        opened.checkpoint is None
-    ):  # the privacy of the whole run holds for its best epoch, which was chosen at its end
+    if opened.checkpoint is None:
+        # The privacy of the whole run holds for its best epoch, which was chosen at its end.
         last |= {name: value for name, value in _last(run, None).items() if name.startswith("fed/")}
     return card_facts(
         opened.kind,

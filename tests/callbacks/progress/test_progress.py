@@ -205,5 +205,5 @@ class TokensLoss(NotValidated):
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_the_time_between_updates_is_a_number_of_at_least_0(seconds):
-    with pytest.raises(ValueError, match="RoundProgress.refresh_seconds"):
+    with pytest.raises(ValueError, match=r"RoundProgress\.refresh_seconds"):
         RoundProgress(seconds)

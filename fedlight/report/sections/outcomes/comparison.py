@@ -177,9 +177,8 @@ def _table(name: str, of_methods: Mapping[str, Mapping[str, Scores]]) -> Table:
         for method, gap in shared.items()
     ]
     bases = {short(gap.ours - gap.mean) for gap in shared.values()}
-    whose = (
-        f", whose mean is {min(bases)}" if len(bases) == 1 else ""
-    )  # methods may share other seeds with it
+    # Methods may share other seeds with it.
+    whose = f", whose mean is {min(bases)}" if len(bases) == 1 else ""
     caption = f"Against {first}{whose}; of what both have."
     if any(gap.pairs and math.isnan(gap.over_pairs.low) for gap in shared.values()):
         caption += f" An interval over {what} takes {FEWEST_PAIRS} of them."
