@@ -88,7 +88,7 @@ def _refuse_unfit(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 def refuse_unfit_arguments(
     function: collections.abc.Callable[..., Any], arguments: Mapping[str, Any]
 ) -> None:
-    """Raise ValueError where an argument of a function of fedlight does not fit its annotation; maps stand for dataclasses."""
+    """Raise ValueError where an argument of fedlight's function does not fit its annotation; maps stand for dataclasses."""
     if not function.__module__.startswith(OWN):  # annotations of others may be meant loosely
         return
     try:
