@@ -66,7 +66,8 @@ def validations_of(config: Mapping[str, Any]) -> int:
     """
     trainer, data = config["trainer"], settings_of(config, "data")
     rounds, every = trainer.get("max_epochs") or 0, trainer.get("check_val_every_n_epoch") or 1
-    split = data.get("split") if isinstance(data.get("split"), dict) else {}
+    split: Any = data.get("split")
+    split = split if isinstance(split, dict) else {}
     has_rows = split.get("val_share", 1) or split.get("val_source")
     return max(rounds, 0) // every if has_rows and trainer.get("limit_val_batches") != 0 else 0
 
