@@ -134,9 +134,9 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         self.plan.lengths = None
 
     def teardown(self, stage: str) -> None:
-        """Draw batches by the lengths of the examples again."""
-        if self._plan is not None:
-            self._plan.lengths = self.train_lengths
+        """Forget the last round, so that a plain ``Trainer`` gets pooled batches, and draw by length again."""
+        if stage == "fit" and self._plan is not None:
+            self._plan.groups, self._plan.lengths = None, self.train_lengths
 
     def passes(self, visit: Visit) -> int:
         """Return the passes over its client's examples that a visit begins."""

@@ -2,6 +2,7 @@ import pickle
 from multiprocessing.reduction import ForkingPickler
 
 import torch
+from plain_lightning import trainer
 from stacked import Points, fit
 from two_parts import TwoParts
 
@@ -16,3 +17,12 @@ def test_workers_that_are_not_forked_get_the_data_without_the_trainer():
         )
         assert all(torch.equal(here[key], there[key]) for key in here)
         assert collate.__self__.trainer is None is not data.trainer
+
+
+def test_a_plain_trainer_gets_pooled_batches_also_after_a_federated_run():
+    data, fresh = Points(), Points()
+    fit(TwoParts(), data, rounds=1)
+    for each in (data, fresh):
+        trainer(1, limit_val_batches=0).fit(TwoParts(), datamodule=each)
+    pairs = zip(data.train_dataloader(), fresh.train_dataloader(), strict=True)
+    assert all(torch.equal(used["x"], new["x"]) for used, new in pairs)
