@@ -206,7 +206,8 @@ def _step_cost(module: Any, batch: Any, checkpointing: bool, forward: bool) -> S
         loss: Tensor = outputs["loss"] if isinstance(outputs, Mapping) else outputs
         return loss
 
-    with replaced(module, "log", lambda *args, **kwargs: None):
+    # What ran before decides whether a compiled layer is traced, so one step would have several costs.
+    with replaced(module, "log", lambda *args, **kwargs: None), torch.compiler.set_stance("force_eager"):
         return _counted(module, batch, step, checkpointing, forward)
 
 

@@ -40,6 +40,17 @@ def flops(module, batch=pair):
     return CostMeter(module, batch).cost(BatchShape(5)).flops
 
 
+def test_a_compiled_network_costs_the_same_whatever_it_has_computed_before():
+    costs, module = [], Line()
+    module.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    for compiled in (False, True):
+        if compiled:
+            module.net = torch.compile(module.net, backend="eager")
+            module.net(torch.ones(5, 3))
+        costs.append(CostMeter(module, pair).cost(BatchShape(5)))
+    assert costs[0] == costs[1]
+
+
 def test_metrics_do_not_see_the_batch_that_is_counted(caplog):
     module = Looks()
     module.num_seen.update(2.0)
