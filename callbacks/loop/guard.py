@@ -126,7 +126,8 @@ def refuse_cut_short(trainer: L.Trainer, round_idx: int, num_batches: int) -> No
     if not trainer.should_stop:
         raise ValueError(
             f"round {round_idx + 1} was cut short: its epoch ended before the last of its {num_batches} batches, as it does "
-            "where an on_train_batch_start gives -1. Have it give nothing, and set local_steps"
+            "where an on_train_batch_start gives -1. Have it give nothing, and set local_steps; or make a new "
+            "trainer, if this one goes on after an error"
         )
 
 
