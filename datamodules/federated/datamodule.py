@@ -138,6 +138,10 @@ class FederatedDataModule(Checked, L.LightningDataModule):
         if stage == "fit" and self._plan is not None:
             self._plan.groups, self._plan.lengths = None, self.train_lengths
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Do the same after an error, where Lightning calls no ``teardown``."""
+        self.teardown("fit")
+
     def passes(self, visit: Visit) -> int:
         """Return the passes over its client's examples that a visit begins."""
         return self.plan.passes(visit)
