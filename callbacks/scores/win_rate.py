@@ -31,10 +31,11 @@ class WinRate(Checked, L.Callback):
 
     A tie counts one half. Each pair is shown in both orders where the order can matter. Logs ``win_rate/NAME`` for each
     judge, the ends of its 95 % interval as ``win_rate_low/NAME`` and ``win_rate_high/NAME`` (bootstrap over prompts),
-    ``win_rate_equal_length/NAME``, the win rate at equal length (`fedlight.evaluation.equal_length`), and
-    ``win_rate/words``, the number of words of all answers relative to the raw ones. It logs before training and after each
-    n-th epoch, at the number of optimizer steps made so far. Both models draw with the same seeds in every epoch, so only
-    the model changes. Training continues as if nothing had been measured. Checkpoints hold the raw answers for resumed runs.
+    ``win_rate_equal_length/NAME``, the win rate at equal length (`fedlight.evaluation.equal_length`),
+    ``win_rate_unread/NAME``, the share of pairs without a readable verdict, which are left out, and ``win_rate/words``, the
+    number of words of all answers relative to the raw ones. It logs before training and after each n-th epoch, at the number
+    of optimizer steps made so far. Both models draw with the same seeds in every epoch, so only the model changes. Training
+    continues as if nothing had been measured. Checkpoints hold the raw answers for resumed runs.
 
     Args:
         prompts: datamodule whose ``predict_dataloader`` gives batches with ``prompt`` (rendered texts) and ``fields``, such
@@ -149,15 +150,17 @@ class WinRate(Checked, L.Callback):
         rank_zero_info(f"{when}, against the raw model on {len(answers)} prompts: {shown}")
 
     def _rates(self, scores: Sequence[float], answers: Sequence[str]) -> dict[str, float]:
-        """Return the win rate, its interval and the rate at equal length, without undefined ones."""
+        """Return the win rate, its interval, the rate at equal length and the share unread, without undefined ones."""
+        read = [score for score in scores if not math.isnan(score)]
         low, high = bootstrap_interval(scores, seed=self.seed)
         longer = [len(ours.strip()) - len(raw.strip()) for ours, raw in zip(answers, self._raw, strict=True)]
         compared = Compared(scores, longer, range(len(scores)))
         rates = {
-            "win_rate": math.fsum(scores) / len(scores),
+            "win_rate": math.fsum(read) / len(read) if read else math.nan,
             "win_rate_low": low,
             "win_rate_high": high,
             "win_rate_equal_length": rates_at_equal_length({"tuned": compared})["tuned"].corrected,
+            "win_rate_unread": 1 - len(read) / len(scores),
         }
         return {name: value for name, value in rates.items() if not math.isnan(value)}  # of too few prompts
 

@@ -23,8 +23,8 @@ class Judge(Checked, ABC):
         ...     def verdicts(self, fields, ours, theirs):
         ...         pairs = zip(ours, theirs, strict=True)
         ...         return [float(len(a) > len(b)) if len(a) != len(b) else math.nan for a, b in pairs]
-        >>> Longer().verdicts([{}] * 2, ["long", "on"], ["", "no"]), Longer().scores([{}] * 2, ["long", "on"], ["", "no"])
-        ([1.0, nan], [1.0, 0.5])
+        >>> Longer().verdicts([{}] * 2, ["long", "on"], ["", "no"])
+        [1.0, nan]
     """
 
     sees_order: bool = True
@@ -45,10 +45,6 @@ class Judge(Checked, ABC):
         Raises:
             ValueError: the prompts lack a slot that the judge reads.
         """
-
-    def scores(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """Return the `verdicts`, with one half for those that could not be read."""
-        return [0.5 if math.isnan(verdict) else verdict for verdict in self.verdicts(fields, ours, theirs)]
 
     def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:
         """Report the costs of the same `verdicts` beforehand, and refuse costs above the judge's limits.
@@ -90,9 +86,8 @@ class BothPositions:
         return self.judge.verdicts(fields, ours, theirs), [1 - verdict for verdict in second]
 
     def scores(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        """Return one score from both orders, free of position bias; one half where a verdict could not be read."""
-        both = outcomes(*self.verdicts(fields, ours, theirs))
-        return [0.5 if math.isnan(outcome) else outcome for outcome in both]
+        """Return one score from both orders, free of position bias; NaN where a verdict could not be read."""
+        return outcomes(*self.verdicts(fields, ours, theirs))
 
     def announce(self, fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> None:
         """Report the costs of both orders; see `Judge.announce`."""

@@ -30,7 +30,7 @@ class OracleJudge(Judge):
 
     Examples:
         >>> post = {"prompt": "anna bakes bread . ben reads maps ."}
-        >>> OracleJudge().scores([post] * 2, ["anna bakes bread .", "same"], ["anna bakes pies .", "same"])
+        >>> OracleJudge().verdicts([post] * 2, ["anna bakes bread .", "same"], ["anna bakes pies .", "same"])
         [1.0, 0.5]
     """
 
@@ -78,7 +78,7 @@ class FactJudge(Judge):
     Examples:
         >>> from fedlight.toy.instructions import answer
         >>> topic, right = {"input": "anna bees"}, answer(0, "farm", ("bees", "anna"))
-        >>> FactJudge().scores([topic] * 3, [right, "kind", right.split()[0]], ["rude", "rude", right])
+        >>> FactJudge().verdicts([topic] * 3, [right, "kind", right.split()[0]], ["rude", "rude", right])
         [1.0, 0.5, 0.0]
     """
 

@@ -25,7 +25,7 @@ from fedlight.support.types import Fields, Rows
 from fedlight.toy.oracle import Oracle
 
 Scores = Callable[[Sequence[Fields], Sequence[str], Sequence[str]], list[float]]
-"""`Judge.scores`, or its mean over several judges."""
+"""`Judge.verdicts`, or its mean over several judges."""
 
 METRICS = {
     "accuracy": ("test/accuracy", "test/reward_accuracy"),
@@ -84,7 +84,7 @@ def methods(
     Returns:
         ``rows`` with ``method``, the columns of ``METRICS``, win rates, each with the ends of its 95 % interval over prompts
         in ``NAME_low`` and ``NAME_high`` (none of raw answers against themselves, and of a single prompt), ``unread``:
-        number of pairs too long for the selector ``judge``, which count one half, ``cut``: number of its inputs whose
+        number of pairs too long for the selector ``judge``, which are left out, ``cut``: number of its inputs whose
         prompt was cut, if any, and ``sent_mib``: MiB sent down and up in training, including groupings.
     """
     answers = {
@@ -99,7 +99,7 @@ def methods(
     if judge is not None:
         selector = SelectorJudge(judge, model, choice_template=choice_template, max_tokens=max_tokens)
         is_worthless = judge_test is not None and at_chance([_metrics({"test": judge_test})])
-        judges["win_rate_worthless" if is_worthless else "win_rate"] = selector.scores
+        judges["win_rate_worthless" if is_worthless else "win_rate"] = selector.verdicts
     rows = []
     for name, stages in methods.items():
         row: dict[str, Any] = {"method": name, **_metrics(stages)}
@@ -221,18 +221,18 @@ def _oracles(options: dict[str, Any]) -> dict[str, Scores]:
     by_group = [OracleJudge(**options, group=group) for group in shares]
 
     def of_own_group(fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        scores = np.array([judge.scores(fields, ours, theirs) for judge in by_group])  # [groups, pairs]
+        scores = np.array([judge.verdicts(fields, ours, theirs) for judge in by_group])  # [groups, pairs]
         mean: list[float] = (np.array([*shares.values()]) @ scores).tolist()  # [groups] @ [groups, pairs]
         return mean
 
-    return {"win_rate": OracleJudge(**options).scores, "win_rate_by_group": of_own_group}
+    return {"win_rate": OracleJudge(**options).verdicts, "win_rate_by_group": of_own_group}
 
 
 def _of_groups(options: dict[str, Any], ours: Rows, raw: Rows) -> dict[str, float]:
     groups = [*Oracle(**options).shares]
     columns: dict[str, float] = {}
     for group in groups:
-        columns |= _compared(f"win_rate_{group}", OracleJudge(**options, group=group).scores, ours, raw)
+        columns |= _compared(f"win_rate_{group}", OracleJudge(**options, group=group).verdicts, ours, raw)
     return columns | {"worst_group": min(columns[f"win_rate_{group}"] for group in groups)}
 
 
@@ -243,8 +243,9 @@ def _compared(
     texts, raw_texts = ([row["completions"][0] for row in rows] for rows in (ours, raw))
     scored = scores([row["fields"] for row in ours], texts, raw_texts)
     if ours is raw:  # every pair is a tie: no interval
-        return {column: float(np.mean(scored))}
-    row = with_interval(column, scored)
+        return {column: 0.5}
+    read = [score for score in scored if not math.isnan(score)]
+    row = with_interval(column, read) if read else {}
     if at_equal_length:
         longer = [
             len(text.strip()) - len(other.strip()) for text, other in zip(texts, raw_texts, strict=True)

@@ -45,13 +45,13 @@ def test_the_oracle_prefers_the_higher_utility(group):
         for own, *answers in zip(FIELDS, OURS, THEIRS, strict=True)
     ]
     expected = [0.5 if a == b else float(a > b) for a, b in utilities]
-    assert OracleJudge(seed=2, opposition=1.0, group=group).scores(FIELDS, OURS, THEIRS) == expected
+    assert OracleJudge(seed=2, opposition=1.0, group=group).verdicts(FIELDS, OURS, THEIRS) == expected
     assert {0.0, 1.0} <= set(expected)
 
 
 def test_groups_that_contradict_each_other_judge_differently():
     judges = (OracleJudge(opposition=1.0, group=group) for group in ("warm", "terse"))
-    warm, terse = (judge.scores(FIELDS, OURS, THEIRS) for judge in judges)
+    warm, terse = (judge.verdicts(FIELDS, OURS, THEIRS) for judge in judges)
     assert warm != terse
     with pytest.raises(ValueError, match="group='nobody' has no clients"):
         OracleJudge(group="nobody")
@@ -71,37 +71,39 @@ def by_the_recipe(model, adapter, orders, tmp_path):
 @pytest.mark.parametrize("orders", ["one", "both"])
 def test_the_selector_says_what_the_recipe_makes_of_its_votes(adapter, orders, tiny_model, tmp_path):
     judge = SelectorJudge(adapter, model=tiny_model, orders=orders, batch_size=7)
-    found = judge.scores(FIELDS, OURS, THEIRS)
+    found = judge.verdicts(FIELDS, OURS, THEIRS)
     assert found == by_the_recipe(tiny_model, adapter, orders, tmp_path)
     assert {0.0, 1.0} <= set(found)
     if orders == "both":  # who is called ours does not matter
-        assert judge.scores(FIELDS, THEIRS, OURS) == [1 - score for score in found]
+        assert judge.verdicts(FIELDS, THEIRS, OURS) == [1 - score for score in found]
 
 
 def test_equal_answers_are_not_read_and_the_model_is_loaded_once(adapter, tiny_model):
     judge = SelectorJudge(adapter, model=tiny_model)
-    assert judge.scores(FIELDS[:3], ["", "same", " x"], [" ", "same", "x "]) == [0.5] * 3
+    assert judge.verdicts(FIELDS[:3], ["", "same", " x"], [" ", "same", "x "]) == [0.5] * 3
     assert judge._selector.network is None
-    first = judge.scores(FIELDS[:4], OURS[:4], THEIRS[:4])
+    first = judge.verdicts(FIELDS[:4], OURS[:4], THEIRS[:4])
     assert {type(score) for score in first} == {float}
     network = judge._selector.network
-    assert judge.scores(FIELDS[:4], OURS[:4], THEIRS[:4]) == first
+    assert judge.verdicts(FIELDS[:4], OURS[:4], THEIRS[:4]) == first
     assert judge._selector.network is network
     assert not any(part.training for part in judge._selector.modules())
 
 
 def test_an_empty_answer_is_read_where_the_other_is_none(adapter, tiny_model):
-    scores = SelectorJudge(adapter, model=tiny_model, orders="one").scores(FIELDS, [""] * len(FIELDS), THEIRS)
+    scores = SelectorJudge(adapter, model=tiny_model, orders="one").verdicts(
+        FIELDS, [""] * len(FIELDS), THEIRS
+    )
     assert set(scores) <= {0.0, 1.0}
 
 
-def test_too_long_pairs_count_one_half_and_are_said_once(adapter, tiny_model, caplog):
+def test_too_long_pairs_are_unread_and_said_once(adapter, tiny_model, caplog):
     long = ["anna bakes bread . " * 40, *OURS[1:4]]
     judge = SelectorJudge(adapter, model=tiny_model)
-    whole = judge.scores(FIELDS[:4], OURS[:4], THEIRS[:4])
+    whole = judge.verdicts(FIELDS[:4], OURS[:4], THEIRS[:4])
     with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
-        assert judge.scores(FIELDS[:4], long, THEIRS[:4]) == [0.5, *whole[1:]]
-        judge.scores(FIELDS[:4], long, THEIRS[:4])
+        assert repr(judge.verdicts(FIELDS[:4], long, THEIRS[:4])) == repr([math.nan, *whole[1:]])
+        judge.verdicts(FIELDS[:4], long, THEIRS[:4])
     assert [record.message for record in caplog.records] == [
         "SelectorJudge: 1 of 4 pairs are longer than max_tokens=128 and are not read"
     ]
@@ -109,7 +111,7 @@ def test_too_long_pairs_count_one_half_and_are_said_once(adapter, tiny_model, ca
     with pytest.raises(ValueError, match="batch_size=-1 must be at least 1"):
         SelectorJudge(adapter, model=tiny_model, batch_size=-1)
     judge = SelectorJudge(adapter, model=tiny_model, max_tokens=20)  # all are
-    assert judge.scores(FIELDS[:2], OURS[:2], THEIRS[:2]) == [0.5, 0.5]
+    assert all(map(math.isnan, judge.verdicts(FIELDS[:2], OURS[:2], THEIRS[:2])))
 
 
 def test_cut_inputs_are_said_once_and_counted_or_left_out(adapter, tiny_model, caplog):
@@ -117,7 +119,7 @@ def test_cut_inputs_are_said_once_and_counted_or_left_out(adapter, tiny_model, c
     with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
         judge = SelectorJudge(adapter, model=tiny_model)
         for _ in range(2):
-            assert 0.5 not in judge.scores(fields, OURS[:4], THEIRS[:4])
+            assert 0.5 not in judge.verdicts(fields, OURS[:4], THEIRS[:4])
     assert [record.message for record in caplog.records] == [
         "SelectorJudge: 2 of 8 inputs are longer than max_tokens=128 and lose the end of {prompt}"
     ]
@@ -140,7 +142,7 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_model, tmp_path, ad
         SelectorJudge(adapter, choice_template="{prompt}:")
     for judge in (SelectorJudge(adapter), OracleJudge()):
         with pytest.raises(ValueError, match=r"reads \{prompt\}, but the prompts have post"):
-            judge.scores([{"post": "x"}], ["a"], ["a"])
+            judge.verdicts([{"post": "x"}], ["a"], ["a"])
 
 
 @pytest.mark.parametrize("adapter", [3], indirect=True)
