@@ -99,25 +99,13 @@ def test_the_win_rate_is_logged_before_training_and_after_each_epoch(run):
     assert float(trainer.callback_metrics["win_rate/alphabet"]) == pytest.approx(expected[2])
 
 
-class Unreadable(Judge):
-    """Reads one pair in two, and prefers ours; or none."""
-
-    sees_order = False
-
-    def __init__(self, reads_some):
-        self.reads_some = reads_some
-
-    def verdicts(self, fields, ours, theirs):
-        return [1.0 if self.reads_some and index % 2 else math.nan for index in range(len(ours))]
-
-
-def test_unread_verdicts_are_counted_and_left_out(tiny_model, tmp_path):
-    judges = {"half": Unreadable(True), "none": Unreadable(False)}
-    _, trainer = fit(tiny_model, tmp_path, WinRate(make_prompts(tiny_model), judges, **SHORT), epochs=1)
-    found = {name: float(value) for name, value in trainer.callback_metrics.items() if "win_rate" in name}
-    assert (found["win_rate/half"], found["win_rate_unread/half"]) == (1.0, 0.5)
-    assert "win_rate/none" not in found
-    assert found["win_rate_unread/none"] == 1.0
+@pytest.mark.parametrize("read", [[1.0, math.nan], [math.nan] * 2])
+def test_unread_verdicts_are_counted_and_left_out(read, tiny_model, tmp_path):
+    judge = Notes()
+    judge.verdicts = lambda fields, ours, theirs: read * 6
+    _, trainer = fit(tiny_model, tmp_path, WinRate(make_prompts(tiny_model), {"a": judge}, **SHORT), epochs=1)
+    assert float(trainer.callback_metrics["win_rate_unread/a"]) == read.count(math.nan) / 2
+    assert trainer.callback_metrics.get("win_rate/a") == (1.0 if 1.0 in read else None)
 
 
 def test_checkpoints_can_be_chosen_by_it(run, tiny_model, tmp_path):
