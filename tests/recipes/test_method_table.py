@@ -156,15 +156,20 @@ def test_a_selector_judges_by_its_votes(tmp_path, tiny_model):
     module.save_adapter(tmp_path / "adapter")
     folders = {"a": answers(tmp_path / "a", OURS), "b": answers(tmp_path / "b", RAW)}
 
-    def win_rates(raw, ours):
+    def compared_rows(raw, ours, **options):
         table = {"raw": {"answers": folders[raw]}, "ours": {"answers": folders[ours]}}
-        rows = methods(table, judge=str(tmp_path / "adapter"), model=tiny_model)["rows"]
-        return [row["win_rate"] for row in rows]
+        return methods(table, judge=str(tmp_path / "adapter"), model=tiny_model, **options)["rows"]
+
+    def win_rates(raw, ours):
+        return [row["win_rate"] for row in compared_rows(raw, ours)]
 
     there, back = win_rates("b", "a"), win_rates("a", "b")
     assert there[0] == back[0] == 0.5
     assert there[1] + back[1] == pytest.approx(1)
     assert there[1] in [eighth / 8 for eighth in range(9)]
+    _, too_long = compared_rows("b", "a", max_tokens=9)
+    # Only the pair of equal answers counts, and one pair has no interval.
+    assert too_long == {"method": "ours", "win_rate": 0.5, "unread": 3}
 
 
 def run(folder, sent, errors, **metrics):
