@@ -93,7 +93,7 @@ def test_the_win_rate_while_training_has_them_too(limit, tiny_model):
     scores = [0.5 if gap == 0 else float(gap > 0) for gap in gaps]
     assert found["win_rate/longer"] == pytest.approx(sum(scores) / limit)
     if limit == 1:
-        assert set(found) == {"win_rate/longer", "win_rate/words"}
+        assert set(found) == {"win_rate/longer", "win_rate_unread/longer", "win_rate/words"}
         return
     ends = [found["win_rate_low/longer"], found["win_rate_high/longer"]]
     assert ends == pytest.approx(bootstrap_interval(scores))

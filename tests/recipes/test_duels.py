@@ -43,16 +43,16 @@ def half_right(text):
 def test_the_oracle_counts_right_words():
     answers = [RIGHT[0], half_right(RIGHT[1]), "no idea", RIGHT[3], f"{RIGHT[4]} more", ""]
     others = [half_right(RIGHT[0]), "no idea", RIGHT[2], RIGHT[3], RIGHT[4], "  "]
-    assert FactJudge(3).scores(ROWS, answers, others) == [1, 1, 0, 0.5, 0, 0.5]
+    assert FactJudge(3).verdicts(ROWS, answers, others) == [1, 1, 0, 0.5, 0, 0.5]
     of_another_world = [answer(4, "farm", tuple(row["topic"].split())) for row in ROWS]
     # a fact may be the same in both
-    assert FactJudge(4).scores(ROWS, of_another_world, RIGHT).count(1.0) >= 5
+    assert FactJudge(4).verdicts(ROWS, of_another_world, RIGHT).count(1.0) >= 5
     both = BothPositions(FactJudge(3)).scores(ROWS, answers, others)
-    assert FactJudge(3).scores(ROWS, answers, others) == both
+    assert FactJudge(3).verdicts(ROWS, answers, others) == both
     with pytest.raises(ValueError, match="input='anna bakes' does not end in a name and a thing"):
-        FactJudge().scores([{"input": "anna bakes"}], ["a"], ["b"])
+        FactJudge().verdicts([{"input": "anna bakes"}], ["a"], ["b"])
     with pytest.raises(ValueError, match=r"FactJudge reads {input}, but the prompts have prompt"):
-        FactJudge().scores([{"prompt": "anna bees"}], ["a"], ["b"])
+        FactJudge().verdicts([{"prompt": "anna bees"}], ["a"], ["b"])
 
 
 def test_two_runs_are_compared(tmp_path):
@@ -175,7 +175,7 @@ def test_a_model_is_asked_in_both_orders_and_only_once(tmp_path):
         again = ChatJudge(endpoint(stub, tmp_path))
         assert BothPositions(again).verdicts(FIELDS, ours, theirs) == found
         assert len(stub.bodies) == 4
-        assert judge.scores(FIELDS, ours, theirs) == [1, 0, 1, 0.5]
+        assert judge.verdicts(FIELDS, ours, theirs) == [1, 0, 1, 0.5]
     prompt = stub.prompts[0]
     assert all(aspect in prompt for aspect in ASPECTS)
     assert "<request>\nName a colour.\n</request>" in prompt
@@ -195,7 +195,7 @@ def test_replies_that_cannot_be_read_are_counted_and_said(tmp_path, caplog):
         assert second == [0.0, 0.0]
         assert judge.unread == 1
         assert "1 of 2 replies could not be read, such as one that ends 'I like the first" in caplog.text
-        assert judge.scores(FIELDS[:2], ["odd", "good"], ["fine", "bad"]) == [0.5, 1.0]
+        assert str(judge.verdicts(FIELDS[:2], ["odd", "good"], ["fine", "bad"])) == "[nan, 1.0]"
         ours = run_folder(tmp_path / "ours", ["odd", *["good"] * 5])
         spec = judge_spec(stub.base_url, tmp_path / "c")
         (row,) = duels({"m": ours}, spec, "domain", str(tmp_path / "wins"))["rows"]
@@ -240,7 +240,7 @@ def test_texts_are_shown_as_they_are():
 def test_the_question_is_made_of_the_slots(tmp_path):
     with ChatStub(by_length) as stub:
         judge = ChatJudge(endpoint(stub, tmp_path), question="{prompt}")
-        assert judge.scores([{"prompt": "all of it"}], ["a"], ["bb"]) == [1.0]
+        assert judge.verdicts([{"prompt": "all of it"}], ["a"], ["bb"]) == [1.0]
         assert "<request>\nall of it\n</request>" in stub.prompts[0]
         with pytest.raises(ValueError, match=r"ChatJudge reads {instruction}, but the prompts have prompt"):
-            ChatJudge(endpoint(stub, tmp_path)).scores([{"prompt": "x"}], ["a"], ["b"])
+            ChatJudge(endpoint(stub, tmp_path)).verdicts([{"prompt": "x"}], ["a"], ["b"])
