@@ -34,7 +34,7 @@ FAMILIES = (
 )
 # Drawn by the sections on devices, groups and leakage, or no result.
 ELSEWHERE = re.compile(
-    r"^(attack|unread)/|^fed/(bytes|clients|hours|joules|absent|asked|at_work|late|left|old_model|out_of|surplus|round_|group)|^lr-"
+    r"^(attack|unread|win_rate_unread)/|^fed/(bytes|clients|hours|joules|absent|asked|at_work|late|left|old_model|out_of|surplus|round_|group)|^lr-"
 )
 SAID = {
     "train/loss": "loss of training batches",
@@ -218,8 +218,8 @@ def family(metric: str) -> str | None:
     """Return the title of the chart that a metric belongs to; None where another section draws it.
 
     Examples:
-        >>> family("val/loss"), family("fed/bytes_up"), family("my/own")
-        ('Loss', None, 'Others')
+        >>> family("val/loss"), family("fed/bytes_up"), family("win_rate_unread/oracle"), family("my/own")
+        ('Loss', None, None, 'Others')
     """
     if ELSEWHERE.search(metric):
         return None
