@@ -163,7 +163,7 @@ def test_what_cannot_be_computed_for_an_architecture_is_refused(llama, tmp_path)
     mixtral = MixtralConfig(**{**GATED, "num_hidden_layers": 1}, num_local_experts=2)
     module = SFTModule(save(mixtral, llama, tmp_path / "mixtral"), dtype="fp32", lora=PLAIN)
     module.configure_model()
-    for way, match in (("layers", "sees no input of .*: leave it out"), ("func", "does not go through")):
+    for way, match in (("layers", "sees no input of .*: take it out"), ("func", "does not go through")):
         with pytest.raises(ValueError, match=match):
             example_gradients(module, make_batch(make_rows()), way)
     with pytest.raises(ValueError, match=r"lora_dropout != 0.; set lora.dropout to 0"):
