@@ -117,7 +117,7 @@ def test_a_judge_at_chance_is_named_so(tmp_path, monkeypatch, low, column):
         def __init__(self, *_, **__):
             pass
 
-        def scores(self, fields, ours, theirs):
+        def verdicts(self, fields, ours, theirs):
             return [float(len(a) > len(b)) for a, b in zip(ours, theirs, strict=True)]
 
     monkeypatch.setattr(method_table, "SelectorJudge", Judge)
