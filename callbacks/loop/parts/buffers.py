@@ -370,6 +370,11 @@ class AveragedBuffers(BufferPolicy):
                 f"AveragedBuffers takes the mean of running statistics, which {type(run.aggregation).__name__} would "
                 "not protect: take LocalBuffers"
             )
+        if any(getattr(getattr(part, "limits", None), "enforce", None) for part in run.parts):
+            raise ValueError(
+                "limits.enforce holds for updates, not for the running statistics that AveragedBuffers takes the mean of: "
+                "take LocalBuffers, or leave limits.enforce out"
+            )
 
     def attach(self, run: Any) -> None:
         super().attach(run)

@@ -15,6 +15,7 @@ from two_parts import Recorder
 from fedlight import FedAvg, FedBiscuit, FewFedPIT, LocalOnly, Wire
 from fedlight.callbacks.logs.client_accuracy import outputs_of_own_model
 from fedlight.callbacks.loop.parts import AveragedBuffers, LocalBuffers
+from fedlight.callbacks.loop.parts.limits import Limits
 from fedlight.federation import ClipAndNoise, CoordinateMedian, FedAvgM, PrivateMean, Quantize
 from fedlight.federation.client import Identity, serialized_bytes
 
@@ -376,6 +377,7 @@ def test_local_keeps_what_changes_its_size_or_is_in_no_state_dict(make):
         ({"parts": [AveragedBuffers()], "aggregation": PrivateMean(1.0, 1.0)}, "differential privacy: take LocalBuffers"),
         ({"parts": [AveragedBuffers()], "channel": Wire(up=ClipAndNoise(1.0, 1.0))}, "past the clipping and the noise"),
         ({"parts": [AveragedBuffers()], "aggregation": CoordinateMedian()}, "which CoordinateMedian would not protect"),
+        ({"parts": [AveragedBuffers()], "limits": Limits(enforce=True)}, "limits.enforce holds for updates, not for"),
         ({"parts": [AveragedBuffers()], "algorithm": LocalOnly()}, "under LocalOnly: take LocalBuffers"),
         ({"parts": [LocalBuffers()], "algorithm": FedBiscuit()}, "under FedBiscuit: leave it out of parts"),
         ({"parts": [AveragedBuffers()], "algorithm": FewFedPIT(0.5)}, "under FewFedPIT: leave it out of parts"),
