@@ -262,7 +262,7 @@ class Node:
         """Return the clients that the node serves, of those in its rows."""
         if self._wanted is not None and (missing := [name for name in self._wanted if name not in known]):
             raise Refused(f"client {missing[0]} has no rows on this node, which is to serve it")
-        wanted = sorted(known if self._wanted is None else self._wanted)
+        wanted = sorted({*(known if self._wanted is None else self._wanted)})  # a client named twice is one
         return wanted[self._part[0] :: self._part[1]]
 
 

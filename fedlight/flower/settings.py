@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fedlight.flower.messages import Bounds
-from fedlight.support.checks import refuse_below
 
 OF_APP = {
     "config": "config of fedlight, relative to the app's folder",
@@ -24,6 +23,7 @@ OF_APP = {
 }
 """Name of a setting of the app -> its meaning."""
 OF_NODE = ("folder", "clients", "partition-id", "num-partitions")
+OF_RUN = "[tool.flwr.app.config]"
 
 
 def config_arguments(run: Mapping[str, Any]) -> list[str]:
@@ -33,9 +33,9 @@ def config_arguments(run: Mapping[str, Any]) -> list[str]:
         ValueError: a setting is unknown, or there is no config.
     """
     if unknown := [name for name in run if name not in OF_APP]:
-        raise ValueError(f"[tool.flwr.app.config] has {unknown[0]}, and knows {', '.join(OF_APP)}")
+        raise ValueError(f"{OF_RUN} has {unknown[0]}, and knows {', '.join(OF_APP)}")
     if not run.get("config"):
-        raise ValueError("[tool.flwr.app.config] has no config: set config to the YAML of the run")
+        raise ValueError(f"{OF_RUN} has no config: set config to the YAML of the run")
     return ["--config", file_of_app(str(run["config"])), *shlex.split(str(run.get("set", "")))]
 
 
@@ -49,28 +49,32 @@ def bounds_of(run: Mapping[str, Any]) -> Bounds:
         >>> bounds_of({"max-clients": 500})
         Bounds(clients=500, metrics=100, header_mib=16)
     """
-    given = {name: run[name] for name in run if name in ("max-clients", "max-metrics", "max-header-mib")}
-    for name, value in given.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # true is an int
-            raise ValueError(
-                f"[tool.flwr.app.config] has {name}={value!r}: set it to a whole number of at least 1"
-            )
+    names = [name for name in ("max-clients", "max-metrics", "max-header-mib") if name in run]
+    given = {name: int(number_of(run, name, least=1, whole=True)) for name in names}
     return Bounds(**{name.removeprefix("max-").replace("-", "_"): value for name, value in given.items()})
 
 
-def number_of(run: Mapping[str, Any], name: str, default: int, whole: bool = False) -> float:
-    """Return a number from the settings of an app.
+def number_of(
+    settings: Mapping[str, Any],
+    name: str,
+    default: int = 0,
+    least: int = 0,
+    whole: bool = False,
+    where: str = OF_RUN,
+) -> float:
+    """Return a number from the settings of an app, or of those that ``where`` names.
 
     Raises:
-        ValueError: it is none, below 0, or not ``whole`` where it has to be.
+        ValueError: it is none, below the least, or not ``whole`` where it has to be.
     """
+    value = settings.get(name, default)
     try:
-        number = float(run.get(name, default))
+        number = -1.0 if isinstance(value, bool) else float(value)  # true is an int
     except (TypeError, ValueError):
         number = -1.0
-    if not number >= 0 or (whole and not number.is_integer()):  # also NaN
+    if not number >= least or (whole and not number.is_integer()):  # also NaN
         kind = "whole number" if whole else "number"
-        raise ValueError(f"[tool.flwr.app.config] has {name}={run[name]!r}: set it to a {kind} of at least 0")
+        raise ValueError(f"{where} has {name}={value!r}: set it to a {kind} of at least {least}")
     return number
 
 
@@ -82,7 +86,7 @@ def is_secure(run: Mapping[str, Any]) -> bool:
     """
     value = run.get("secure-aggregation", False)
     if not isinstance(value, bool):
-        raise ValueError(f"[tool.flwr.app.config] has secure-aggregation={value!r}: set it to true or false")
+        raise ValueError(f"{OF_RUN} has secure-aggregation={value!r}: set it to true or false")
     return value
 
 
@@ -119,15 +123,20 @@ def node_settings(
             f"--node-config has {unknown[0]}: give {', '.join(OF_NODE)}, or a setting of the config, such as "
             "data.init_args.source='...'; those of federated but local_steps are the same for all, in the app's config"
         )
-    part = int(node.get("partition-id", 0)), int(node.get("num-partitions", 1))
-    refuse_below(1, "--node-config ", **{"num-partitions": part[1]})
-    if not 0 <= part[0] < part[1]:
+    where = "--node-config"
+    part = (
+        int(number_of(node, "partition-id", 0, whole=True, where=where)),
+        int(number_of(node, "num-partitions", 1, least=1, whole=True, where=where)),
+    )
+    if part[0] >= part[1]:
         raise ValueError(
             f"--node-config has partition-id={part[0]} of num-partitions={part[1]}: number the nodes from 0 to {part[1] - 1}"
         )
     # Nodes of a simulation have other ids in each run, and their parts stay.
     name = f"node-{part[0] if part[1] > 1 else node_id}"
-    clients = [client.strip() for client in str(node["clients"]).split(",")] if node.get("clients") else None
+    clients = None
+    if "clients" in node:  # Flower reads the id 0 as a number
+        clients = [client.strip() for client in str(node["clients"]).split(",")]
     # The current folder may be another one after a restart.
     kept = Path(os.environ.get("FLWR_HOME") or "~/.flwr").expanduser() / "fedlight" / name
     return values, Path(str(node.get("folder", kept))).expanduser(), clients, part

@@ -64,13 +64,13 @@ def test_as_many_metrics_as_the_setting_allows_are_taken(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["max-clients", "max-metrics", "max-header-mib"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, "10", True])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "ten", True])
 def test_a_bound_that_is_no_number_is_refused_by_its_name(name, value):
     with pytest.raises(ValueError, match=rf"has {name}={value!r}: set it to a whole number"):
         bounds_of({name: value})
 
 
-@pytest.mark.parametrize("value", [-1, float("nan"), "ten", None])
+@pytest.mark.parametrize("value", [-1, float("nan"), "ten", None, True])
 def test_another_number_of_the_app_is_refused_by_its_name(value):
     assert number_of({"wait-seconds": "1.5"}, "wait-seconds", 600) == 1.5
     with pytest.raises(ValueError, match=f"has wait-seconds={value!r}: set it to a number of at least 0"):
@@ -80,10 +80,19 @@ def test_another_number_of_the_app_is_refused_by_its_name(value):
             number_of({"min-clients": fraction}, "min-clients", 0, whole=True)
 
 
-@pytest.mark.parametrize("number", [-1, 2])
-def test_a_node_beyond_their_number_is_refused(number):
-    with pytest.raises(ValueError, match=f"has partition-id={number} .*from 0 to 1"):
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(2, "from 0 to 1"), *((n, "set it to a whole number") for n in (-1, 1.5, "b", None))],
+)
+def test_a_node_beyond_their_number_is_refused(number, remedy):
+    with pytest.raises(ValueError, match=f"has partition-id={number!r}.*{remedy}"):
         node_settings({"partition-id": number, "num-partitions": 2}, 7)
+
+
+@pytest.mark.parametrize(("clients", "names"), [(0, ["0"]), ("a, b", ["a", "b"]), ("", [""])])
+def test_a_node_serves_the_clients_that_it_is_given(clients, names):
+    """The id 0 is not all clients; the empty one is refused, as no row has it."""
+    assert node_settings({"clients": clients}, 7)[2] == names
 
 
 def test_of_the_federation_a_node_has_only_its_steps_of_its_own():
