@@ -44,10 +44,18 @@ UNIFORM = ("uniform", "uniform_fewfedpit", "hetlora_alike", "hetlora_pruning")
 """Kinds in which all clients count alike, so that the server does not learn how many examples they have."""
 
 
+def in_new_processes(name, folder):
+    """Return two nodes, made anew for each message, as Flower starts a process for each."""
+    there = Here({})
+    there.before = lambda: there.homes.update(two_nodes(name, folder))
+    there.before()
+    return there
+
+
 @pytest.mark.parametrize("name", MARKED)
 def test_a_deployment_ends_with_the_emulators_bits_and_bytes(tmp_path, name):
     emulated = emulate(name, tmp_path / "emulated")
-    there = Here(two_nodes(name, tmp_path))
+    there = in_new_processes(name, tmp_path)
     deployed = deploy(name, tmp_path / "server", there)
     assert left_by(*deployed) == left_by(*emulated)
     rows, expected = visits_of(tmp_path / "server"), visits_of(tmp_path / "emulated")
@@ -99,15 +107,13 @@ def test_what_a_deployment_does_not_have_is_refused_before_a_node_trains(tmp_pat
 
 
 def test_a_reference_of_dpo_that_was_found_in_another_process_is_kept(tmp_path, monkeypatch):
-    """Flower starts a process for each message; computed anew in another batch, it would differ in its last bits."""
+    """Computed anew in another batch, it would differ in its last bits."""
     data = partial(PreferenceDataModule, VOTES, view="dpo", max_tokens=128, batch_size=2)
     loop = {"clients_per_round": 6, "local_steps": 3, "limits": Limits(share=None, norm=None)}
     kind = Kind(loop, partial(DPOModule, "toy", lr=0.01), data, rounds=3)
     monkeypatch.setitem(ALL_KINDS, "dpo", lambda root: kind)
     emulated = emulate("dpo", tmp_path / "emulated")
-    there = Here({})
-    there.before = lambda: there.homes.update(two_nodes("dpo", tmp_path))
-    there.before()
+    there = in_new_processes("dpo", tmp_path)
     assert left_by(*deploy("dpo", tmp_path / "server", there)) == left_by(*emulated)
 
 

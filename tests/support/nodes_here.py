@@ -177,7 +177,9 @@ MORE_KINDS = {
     "fewfedweight": lambda root: Kind(
         {"algorithm": FewFedWeight(), "limits": Limits(share=None)}, data=Choosing
     ),
-    "local_self_generation": lambda root: Kind({"algorithm": LocalSelfGeneration()}, data=Choosing),
+    "local_self_generation": lambda root: Kind(
+        {"algorithm": LocalSelfGeneration(), "channel": Wire(down=Quantize("int8"))}, data=Choosing
+    ),
     "hetlora_alike": lambda root: Kind({"algorithm": HetLoRA(gamma=0.5, lam=0.5)}, Ranked, Points),
     "flexlora_alike": lambda root: Kind({"algorithm": FlexLoRA()}, Ranked, Points),
     "median": lambda root: Kind({"aggregation": CoordinateMedian()}),

@@ -340,8 +340,8 @@ class ServerLoop(FederatedLoop):
         self, names: Sequence[str], planned: Sequence[Visit], state: State
     ) -> tuple[dict[str, Sent], Parcel]:
         """Return the visits to some clients of one node, of those ``planned``, by client, and the message for the node."""
-        # By identity, of states that are held: clients of a node that receive one state share its payload.
-        labels: dict[int, str] = {}
+        # By the tensors, which `states` holds: clients of a node that receive the same ones share a payload.
+        labels: dict[frozenset[tuple[str, int]], str] = {}
         states: list[State] = []
         payloads: dict[str, bytes] = {}
         entries: list[dict[str, Any]] = []
@@ -359,10 +359,10 @@ class ServerLoop(FederatedLoop):
                 label, message = None, exchange.message
                 if message is not None:
                     states.append(message)
-                    label = labels.setdefault(id(message), f"p{len(labels)}")
-                    if message is state:
+                    label = labels.setdefault(_identity(message), f"p{len(labels)}")
+                    if _identity(message) == _identity(state):
                         payloads[label], model = self._message(state), label
-                    else:
+                    elif label not in payloads:
                         payloads[label] = write_payload(self.channel.message_down(message))
                 entries.append({"client": name, "label": visit.label, "payload": label})
                 sent[name].bytes_down.append(num_bytes)
@@ -474,3 +474,7 @@ class ServerLoop(FederatedLoop):
 
 def _joined(by_node: Mapping[int, Mapping[str, T]]) -> dict[str, T]:
     return {name: each for results in by_node.values() for name, each in results.items()}
+
+
+def _identity(state: State) -> frozenset[tuple[str, int]]:
+    return frozenset((name, id(value)) for name, value in state.items())
