@@ -396,8 +396,13 @@ class FederatedLoop(Checked, L.Callback):
         """Restore the state after the last round that was over when the checkpoint was made.
 
         Raises:
-            ValueError: the run trains, and the checkpoint is of a federation with other settings.
+            ValueError: the run trains, and the checkpoint is of a deployment, or of a federation with other settings.
         """
+        if "nodes" in state_dict and self._federation.trains and not self.deployed:
+            raise ValueError(
+                "the checkpoint is of a deployment, and what its clients remember is on their nodes: let the deployment go "
+                "on, start anew, or load its weights"
+            )
         self._federation.restore(state_dict["federation"])
         self._trained_before = state_dict.get("trained", {})
         self.rounds_done = state_dict["rounds_done"]

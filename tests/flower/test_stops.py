@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 from changed_messages import after_visits, changed, lost, with_header
 from lightning.pytorch.callbacks import EarlyStopping
-from nodes_here import ALL_KINDS, Here, deploy, left_by, memories_of, two_nodes, visits_of
+from nodes_here import ALL_KINDS, Here, deploy, emulate, left_by, memories_of, two_nodes, visits_of
 from shared_runs import Kind, digest
 
 from fedlight.callbacks.loop.run import Run
@@ -234,6 +234,16 @@ def test_a_client_whose_losses_are_no_numbers_is_the_only_one_that_is_not_scored
         module, loop = deploy("fedbiscuit", tmp_path / "server", Here(homes))
     assert float(module.trainer.callback_metrics["fed/unscored"]) == 1
     assert not loop.nodes.refused
+
+
+def test_deployment_and_emulator_do_not_go_on_from_each_other(tmp_path):
+    """The clients' memories would be empty in silence: those of a deployment are on its nodes."""
+    deploy("scaffold", tmp_path / "server", Here(two_nodes("scaffold", tmp_path)), 1)
+    emulate("scaffold", tmp_path / "emulated", 1)
+    with pytest.raises(ValueError, match="of a deployment, and what its clients remember is on their nodes"):
+        emulate("scaffold", tmp_path / "other", 2, tmp_path / "server/checkpoints/epoch=0.ckpt")
+    with pytest.raises(ValueError, match="of an emulated run, whose clients' memories no node has"):
+        deploy("scaffold", tmp_path / "emulated", Here(two_nodes("scaffold", tmp_path)), 2)
 
 
 def test_a_run_that_has_stopped_early_is_over(tmp_path, monkeypatch):

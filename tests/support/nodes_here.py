@@ -345,11 +345,11 @@ def deploy(name, folder, transport, rounds=None, **how):
     return trainer.lightning_module, loop
 
 
-def emulate(name, folder, rounds=None):
-    """Run a kind of run in the emulator; return its module and its loop."""
+def emulate(name, folder, rounds=None, checkpoint=None):
+    """Run a kind of run in the emulator, or go on from a checkpoint; return its module and its loop."""
     args = [f"--kind={name}", f"--trainer.default_root_dir={folder}"]
     parts = MadeParts([*args, *([f"--rounds={rounds}"] if rounds else [])], lambda callback: True)
-    parts.new_trainer([parts.loop]).fit(parts.model, parts.datamodule)
+    parts.new_trainer([parts.loop]).fit(parts.model, parts.datamodule, ckpt_path=checkpoint)
     return parts.model, parts.loop
 
 
