@@ -34,8 +34,6 @@ OF_SERVER = (
     *(SaveConfigCallback, ClientAccuracy),  # also where a user has derived one
 )
 """Callbacks that a node leaves to the server, beside fedlight's own."""
-ASKS_DEVICES = "only_where_needed asks emulated devices: leave it out"
-"""Why a deployment does not train so, with the remedy."""
 EMULATED_PARTS = {
     BufferPolicy: "buffers of a module are not sent",
     Malicious: "lies are simulated in the emulator alone",
@@ -62,8 +60,11 @@ class Parts(FedlightCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse a setting that needs an emulated fleet: the loop's remedy for it does not exist in a deployment."""
         federated = self.config["fit"].get("federated")
-        if federated is not None and asks_devices(forward := federated.init_args.get("forward")):
-            raise not_under_flower("forward", forward, ASKS_DEVICES)
+        forward = federated.init_args.get("forward") if federated else None
+        if forward and forward.init_args.only_where_needed:
+            raise ValueError(
+                "federated.forward.only_where_needed does not work under Flower: it asks emulated devices: leave it out"
+            )
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
         given = config.pop("callbacks", None) or []
@@ -163,12 +164,11 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
     ranks, noised = getattr(algorithm, "ranks", None), getattr(settings["channel"], "private", None)
     refused = (
         (
-            "fleet",
+            f"fleet={type(fleet).__name__}",
             fleet is not None and fleet.devices,
             "a node is its own device: leave it out, or for buffered rounds set fleet.devices to null",
         ),
-        ("forward", asks_devices(settings["forward"]), ASKS_DEVICES),
-        ("algorithm.ranks", ranks is not None, "ranks by client are the emulator's: leave it out"),
+        (f"algorithm.ranks={ranks}", ranks is not None, "ranks by client are the emulator's: leave it out"),
         (
             f"algorithm={type(algorithm).__name__}",
             isinstance(algorithm, FedKSeed),  # its clients rebuild the model from the server's memory
@@ -191,7 +191,7 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
     )
     for name, is_set, reason in refused:
         if is_set:
-            raise not_under_flower(name, settings.get(name), reason)
+            raise ValueError(f"federated.{name} does not work under Flower: {reason}")
     if fleet is not None:
         refuse_by_round(algorithm)
         refuse_private(
@@ -203,18 +203,6 @@ def clients_needed(settings: dict[str, Any]) -> int:
     """Return the number of clients without which no run can start: of a round, or of a buffer and those at work."""
     asked, fleet = settings["clients_per_round"], settings["fleet"]
     return asked if fleet is None else max(fleet.buffered.concurrency or asked, fleet.buffered.buffer_size)
-
-
-def asks_devices(forward: Any) -> bool:
-    """Return whether a value of ``forward``, parsed or made, trains by forward passes where a device has no more room."""
-    return bool(forward and getattr(forward, "init_args", forward).only_where_needed)
-
-
-def not_under_flower(name: str, value: Any, reason: str) -> ValueError:
-    """Return the error for a setting of the loop that a deployment does not have."""
-    text = repr(value) if isinstance(value, (str, int, list, dict)) else type(value).__name__
-    shown = name if "=" in name else f"{name}={text:.60}"
-    return ValueError(f"federated.{shown} does not work under Flower: {reason}")
 
 
 def has_rows_for_validation(datamodule: Any) -> bool:

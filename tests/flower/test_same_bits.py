@@ -28,7 +28,7 @@ REFUSED = {
     "thawing": "net.0.bias and 1 others joined or left the optimizer",
     "plateau": "which ReduceLROnPlateau does not",
 }
-REFUSED |= dict.fromkeys(("hetlora", "flexlora", "forward_ranks"), "algorithm.ranks")
+REFUSED |= dict.fromkeys(("hetlora", "flexlora", "forward_ranks"), r"algorithm.ranks=\{")
 REFUSED |= dict.fromkeys(("schedules", "restarted_schedules"), "within a round")
 EMULATED_DEVICES = ("fleet", "buffered")
 MORE_OF_THE_SAME = ("backwards", "adapters", "one_client", "private_mean", "trimmed_mean")
