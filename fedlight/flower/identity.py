@@ -17,11 +17,7 @@ KEY_BYTES, SIGNATURE_BYTES = 32, 64
 
 
 def own_key(folder: Path) -> bytes:
-    """Return the private key in a node's folder, made if there is none.
-
-    Raises:
-        Refused: the file is damaged.
-    """
+    """Return the private key in a node's folder, made if there is none; raise Refused if the file is damaged."""
     file = folder / "node.key"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,8 @@ MOST_ID = 200
 """Longest id of a client, in characters."""
 MOST_REASONS, OTHER_REASONS = 1000, "other reasons"
 """Most reasons of refusals that are counted apart."""
+JOIN_SECONDS = 600.0
+"""Wall time after which a node that is asked to join, or for a step of secure aggregation, counts as away."""
 MOST_EXAMPLES = 10**9
 """Most examples of one client."""
 OTHER_BASE = (
@@ -86,7 +88,6 @@ class Nodes:
         asks: fields of the message that asks a node to join.
         versions: those that a node must have to take part.
         deadline_seconds: wall time after which a round goes on without those that have not answered; None: it waits.
-        join_seconds: wall time after which a node that is asked to join counts as away.
         wait_seconds: longest wait for nodes, at the start and before a round.
         needed: nodes that a round needs.
         bounds: most that is taken of one node.
@@ -104,7 +105,6 @@ class Nodes:
     asks: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     deadline_seconds: float | None = None
-    join_seconds: float | None = 600.0
     wait_seconds: float = 600.0
     needed: int = 1
     bounds: Bounds = field(default_factory=Bounds)
@@ -122,7 +122,7 @@ class Nodes:
         """Ask nodes that are new to join, and take the clients of those with the same versions."""
         new = [node for node in self.transport.nodes() if node not in self._known]
         parcels = {node: Parcel(dict(self.asks)) for node in new}
-        for node, answer in self.ask("join", parcels, self.join_seconds).items():
+        for node, answer in self.ask("join", parcels, JOIN_SECONDS).items():
             # It is asked once: a node that is refused is started again, under another id.
             self._known[node] = ""
             try:

@@ -29,12 +29,12 @@ def metrics(number, length=1):
 @pytest.mark.parametrize(
     ("change", "bounds", "reason"),
     [
-        (metrics(101), Bounds(), "a visit has 101 training metrics, more than max-metrics=100 in the app's"),
+        (metrics(101), Bounds(), "it has 101 training metrics, more than max-metrics=100 in the app's"),
         (metrics(80_000), Bounds(header_mib=1), "max-header-mib=1 in the app's settings"),
         (
             metrics(200_000, length=90),  # 20 MiB, more than without the setting
             Bounds(header_mib=64),
-            "a visit has 200,000 training metrics, more than max-metrics=100",
+            "it has 200,000 training metrics, more than max-metrics=100",
         ),
         (
             lambda answer: Parcel(answer.header, answer.payloads | {"more": bytes(2**20)}),

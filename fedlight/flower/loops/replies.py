@@ -62,31 +62,37 @@ class Arrived:
     diverged: str
 
 
-def check_reply(answer: Parcel, asked: Collection[str], most_metrics: int = Bounds.metrics) -> None:
-    """Raise Refused for a reply with other clients than ``asked``, unknown payloads, or too many metrics of a visit."""
+def check_reply(answer: Parcel, asked: Collection[str]) -> dict[str, str]:
+    """Return why clients could not be visited, by client.
+
+    Raises:
+        Refused: the reply has other clients than ``asked``, or other payloads than its visits name.
+    """
     named: list[str] = []
     for entry in value_of(answer.header, "visits", list):
         if not isinstance(entry, dict) or not isinstance(entry.get("client"), str):
             raise Refused("its visits are no list of visits")
         if entry["client"] not in asked:
             raise Refused(f"it has a visit of client {entry['client']!r:.60}, which it was not asked for")
-        refuse_many("a visit", entry, "training", most_metrics)
         if isinstance(entry.get("payload"), str):
             named.append(entry["payload"])
     if sorted(named) != sorted(answer.payloads):
         raise Refused("its payloads are not one for each visit that names one")
-
-
-def read_lost(answer: Parcel, clients: Collection[str]) -> dict[str, str]:
-    """Return why clients could not be visited, by client; raise Refused for anything else."""
     lost = value_of(answer.header, "lost", dict, {})
     for name, reason in lost.items():
-        if name not in clients or not isinstance(reason, str):
+        if name not in asked or not isinstance(reason, str):
             raise Refused("what it says of lost clients is no reason by client")
     return {name: shown(reason) for name, reason in lost.items()}
 
 
-def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, masked: bool = False) -> Arrived:
+def read_reply(
+    answer: Parcel,
+    sent: Sent,
+    channel: Channel,
+    state: State,
+    most_metrics: int = Bounds.metrics,
+    masked: bool = False,
+) -> Arrived:
     """Return a client's work of the round, from a reply that `check_reply` has let through.
 
     If it is ``masked``, the node has sent the sum of its clients, and there is no movement of this one.
@@ -108,7 +114,7 @@ def read_reply(answer: Parcel, sent: Sent, channel: Channel, state: State, maske
         if not 0 <= steps < MOST_STEPS or not 0 <= seconds < MOST_STEPS:
             raise Refused(f"client {name} has made {steps} steps in {seconds} s")
         arrived.works.append(Work(steps, 0.0, loss, float(seconds)))
-        arrived.metrics.append(sums_of(entry, "training"))
+        arrived.metrics.append(sums_of(entry, "training", most_metrics))
         if arrived.diverged or masked:
             continue
         label = entry.get("payload")
@@ -172,18 +178,14 @@ def _up_layout(channel: Channel, due: tuple[tuple[str, Size, bool], ...]) -> Lay
         return layout_of(channel.message_up(received, reply, Client("", 1, 1.0)))
 
 
-def refuse_many(owner: str, entry: Mapping[str, Any], key: str, most: int) -> None:
-    """Raise Refused for an entry with more than ``most`` metrics under a key."""
-    if (number := len(value_of(entry, key, dict))) > most:
+def sums_of(entry: Mapping[str, Any], key: str, most: int) -> dict[str, tuple[float, int]]:
+    """Return sums over examples and counts of the metrics under a key; raise Refused for anything else, or too many."""
+    metrics, given = {}, value_of(entry, key, dict)
+    if len(given) > most:
         raise Refused(
-            f"{owner} has {number:,} {key} metrics, more than max-metrics={most} in the app's settings"
+            f"it has {len(given):,} {key} metrics, more than max-metrics={most} in the app's settings"
         )
-
-
-def sums_of(entry: Mapping[str, Any], key: str) -> dict[str, tuple[float, int]]:
-    """Return sums over examples and counts of the metrics under a key; raise Refused for anything else."""
-    metrics = {}
-    for name, pair in value_of(entry, key, dict).items():
+    for name, pair in given.items():
         if not isinstance(pair, list) or len(pair) != 2 or not 0 < len(name) <= 100 or not name.isprintable():
             raise Refused(f"its {key} metrics are no sums and counts")
         if "/dataloader_idx_" in name:  # Lightning would end the run

@@ -379,9 +379,7 @@ class ServerLoop(FederatedLoop):
         """Return the work of a node's clients, or why there is none."""
         outcomes: dict[str, Arrived | str] = {}
         try:
-            most = self.nodes.bounds.metrics
-            self.nodes.read(answer, partial(replies.check_reply, asked=sent, most_metrics=most))
-            lost = self.nodes.read(answer, partial(replies.read_lost, clients=sent))
+            lost = self.nodes.read(answer, replies.check_reply, sent)
         except Refused as error:
             return dict.fromkeys(sent, f"{DROPPED}: {error}")
         for name, each in sent.items():
@@ -389,9 +387,9 @@ class ServerLoop(FederatedLoop):
                 self.nodes.count_refused(lost[name])  # the reply itself was taken
                 outcomes[name] = f"{DROPPED}: {lost[name]}"
                 continue
-            take = partial(replies.read_reply, sent=each, channel=self.channel, state=self._run.state)
+            due = each, self.channel, self._run.state, self.nodes.bounds.metrics
             try:
-                outcomes[name] = self.nodes.read(answer, take)
+                outcomes[name] = self.nodes.read(answer, replies.read_reply, *due)
             except Refused as error:
                 outcomes[name] = f"{DROPPED}: {error}"
         return outcomes

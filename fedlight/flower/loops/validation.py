@@ -21,7 +21,7 @@ from fedlight.callbacks.loop.parts.limits import Limits, capped
 from fedlight.callbacks.loop.run import ValidatesByClient
 from fedlight.federation.algorithm import WeightedSum
 from fedlight.federation.client import Update
-from fedlight.flower.loops.replies import MOST_STEPS, MOST_VALUE, refuse_many, sums_of
+from fedlight.flower.loops.replies import MOST_STEPS, MOST_VALUE, sums_of
 from fedlight.flower.messages import Parcel, Refused, value_of
 from fedlight.flower.secure.ring import BYTES, PAYLOAD, Ring, from_bytes
 
@@ -95,8 +95,7 @@ def read_validated(answer: Parcel, clients: Sequence[str], most_metrics: int) ->
     for name, entry in given.items():
         if name not in clients or not isinstance(entry, dict):
             raise Refused(f"it has validated {name!r:.60}, which it was not asked for")
-        refuse_many("a client", entry, "validation", most_metrics)
-        results[name] = Validated(sums_of(entry, "validation"), _tally(entry))
+        results[name] = Validated(sums_of(entry, "validation", most_metrics), _tally(entry))
     return results
 
 

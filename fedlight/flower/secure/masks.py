@@ -74,11 +74,7 @@ def seal(key: bytes, data: bytes, about: str) -> bytes:
 
 
 def unseal(key: bytes, letter: bytes, about: str) -> bytes:
-    """Return what `seal` was given.
-
-    Raises:
-        Refused: the letter is damaged, of another key, or about something else.
-    """
+    """Return what `seal` was given; raise Refused if the letter is damaged, of another key, or about something else."""
     try:
         return ChaCha20Poly1305(key).decrypt(letter[:NONCE_BYTES], letter[NONCE_BYTES:], about.encode())
     except InvalidTag as error:

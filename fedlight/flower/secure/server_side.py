@@ -21,10 +21,10 @@ from fedlight.callbacks.loop.visits.round import OpenRound
 from fedlight.federation.algorithm import aggregation_of
 from fedlight.federation.client import Channel, State
 from fedlight.flower.loops import validation
-from fedlight.flower.loops.replies import Arrived, Sent, check_reply, read_lost, read_reply
+from fedlight.flower.loops.replies import Arrived, Sent, check_reply, read_reply
 from fedlight.flower.loops.server_data import DROPPED
 from fedlight.flower.messages import Parcel, Refused, hex_of, value_of
-from fedlight.flower.nodes import Nodes
+from fedlight.flower.nodes import JOIN_SECONDS, Nodes
 from fedlight.flower.secure import masks, ring
 from fedlight.flower.secure.node_side import PUBLIC, least_of, pair_mask
 from fedlight.flower.secure.refusals import LEAST_NODES
@@ -64,8 +64,7 @@ def read_masked(
     if data is None or len(answer.payloads) != 1 or len(data) != due:
         raise Refused(f"its masked sum is not {due // ring.BYTES:,} elements of {ring.BYTES} bytes")
     visits = Parcel(answer.header)  # without the payload, which belongs to no visit
-    check_reply(visits, sent)
-    lost = read_lost(visits, sent)
+    lost = check_reply(visits, sent)
     there = {name: each for name, each in sent.items() if name not in lost}
     arrived = {name: read_reply(visits, each, channel, {}, masked=True) for name, each in there.items()}
     for place, work in enumerate(arrived.values()):
@@ -152,7 +151,7 @@ class SecureRound:
         """Ask nodes for a step; return what ``take`` finds in their answers, and keep the reasons of the others."""
         parcels = {node: Parcel({"round": self._round, **values}) for node, values in fields.items()}
         taken, reasons = self._nodes.collect(
-            action, parcels, take, {node: node for node in fields}, self._nodes.join_seconds
+            action, parcels, take, {node: node for node in fields}, JOIN_SECONDS
         )
         self.reasons |= reasons
         return taken
