@@ -186,6 +186,18 @@ def test_a_client_that_diverges_in_its_last_visit_alone_is_left_out(tmp_path):
     assert 3 <= [*reasons.values()].count(["diverged", "diverged"]) < len(reasons)
 
 
+def test_a_metric_that_one_client_alone_reports_is_not_logged(tmp_path):
+    def inventing(message):
+        return saying(message, training={"loss": [3.0, 2], "better": [0.0, 1]})
+
+    module, loop = deploy(
+        "everybody", tmp_path / "server", Here(two_nodes("everybody", tmp_path), inventing), 1
+    )
+    logged = module.trainer.callback_metrics
+    assert not loop.nodes.refused
+    assert "train/better" not in logged
+
+
 def test_limits_that_are_off_leave_the_model_to_the_liar(tmp_path, kind):
     name = kind("off", limits=Limits(share=None, norm=None))
     found, rows = accuracy(tmp_path, name, LIES["a huge update"], rounds=6)

@@ -7,9 +7,10 @@ the client has been aggregated. A client checks for NaN and Inf before it sends.
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from statistics import median
 from typing import Any, Protocol, runtime_checkable
 
@@ -233,8 +234,7 @@ class TrainingMetrics:
 
     def add(self, client_id: str, metrics: Mapping[str, tuple[float, int]]) -> None:
         """Add the metrics of a visit."""
-        if metrics:
-            self.visits.setdefault(client_id, []).append(metrics)
+        self.visits.setdefault(client_id, []).append(metrics)
 
     def leave_out(self, client_id: str) -> None:
         """Forget the visits of a client that diverged."""
@@ -254,14 +254,20 @@ class TrainingMetrics:
     def means(self, reported: bool = False) -> dict[str, float]:
         """Return the mean of each metric over the examples of all visits.
 
-        Where clients that may lie have ``reported`` it, the median of the visits' means.
+        Where clients that may lie have ``reported`` it, the median of the visits' means, if more than half of the clients
+        have it: others could be made up.
         """
         parts: dict[str, list[tuple[float, int]]] = {}
         for metrics in (metrics for visits in self.visits.values() for metrics in visits):
             for name, part in metrics.items():
                 parts.setdefault(name, []).append(part)
         if reported:
-            return {name: median(total / count for total, count in each) for name, each in parts.items()}
+            senders = Counter(name for each in self.visits.values() for name in {*chain.from_iterable(each)})
+            return {
+                name: median(total / count for total, count in each)
+                for name, each in parts.items()
+                if 2 * senders[name] > len(self.visits)
+            }
         return {
             # fsum: the order of the visits changes no bit.
             name: math.fsum(total for total, _ in each) / sum(count for _, count in each)
