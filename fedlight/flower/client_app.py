@@ -25,22 +25,17 @@ def _node(run_config: str, node_config: str, node_id: int) -> Node:
     return Node(config_arguments(run), settings, folder, clients, part, is_secure(run))
 
 
-def refuse_late(end: float) -> None:
-    """Raise Refused for a message that was good until ``end``, in seconds since 1970, and is not any more."""
-    if (late := time.time() - end) > 0:
-        raise Refused(
-            f"the round of the message was over {late:.0f} s ago by this node's clock: compare it with the server's, or "
-            "raise deadline-seconds in the app's settings"
-        )
-
-
 @app.query()
 @app.train()
 def answer(message: Message, context: Context) -> Message:
     """Answer a message of the server; what cannot be done is answered with the reason."""
     try:
         # A node that was busy comes to a message late, and would train in vain.
-        refuse_late(message.metadata.created_at + message.metadata.ttl)
+        if (late := time.time() - message.metadata.created_at - message.metadata.ttl) > 0:
+            raise Refused(
+                f"the round of the message was over {late:.0f} s ago by this node's clock: compare it with the server's, "
+                "or raise deadline-seconds in the app's settings"
+            )
         asked = from_record(message.content)
         configs = (context.run_config, context.node_config)
         # As texts: a cache needs hashable keys.

@@ -17,7 +17,7 @@ OF_APP = {
     "deadline-seconds": "wall time after which a round goes on without those that have not answered; 0: it waits",
     "wait-seconds": "longest wait for the clients of a start, and before a round while no node is there",
     "max-clients": "most clients of one node; a node that names more does not take part",
-    "max-metrics": "most training metrics of a visit; a node that sends more is dropped from the round",
+    "max-metrics": "most training metrics of a visit; a client with more is dropped from the round",
     "max-header-mib": "most MiB of a node's reply beside the tensors that are due; the rest of a longer one is not read",
     "secure-aggregation": "whether the server learns the sum of the nodes' updates alone; three nodes at least",
 }

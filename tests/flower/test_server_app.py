@@ -147,9 +147,7 @@ def test_a_node_does_not_begin_with_a_message_whose_round_is_over(monkeypatch):
     now = time.time()
     assert at_node(now - 50, 60, monkeypatch) == GOOD.header
     refused = at_node(now - 100, 60, monkeypatch)["refused"]
-    assert "the round of the message was over 40 s ago by this node's clock" in refused
-    with pytest.raises(Refused, match="compare it with the server's, or raise deadline-seconds"):
-        client_app.refuse_late(now - 1)
+    assert "the round of the message was over 40 s ago by this node's clock: compare it" in refused
 
 
 def test_messages_are_pushed_one_by_one_and_pulled_when_they_are_there():
