@@ -65,7 +65,7 @@ coverage: $(VENV)/.dev  ## the test suite once more, with the lines that it does
 	$(TESTS) --cov
 
 bench: $(VENV)/.dev  ## the measurements of benchmarks/ that need no data (hours)
-	@set -e; for name in loop_overhead device_overhead wire number_types selector_cost many_clients fedbis_toy retrieval; do echo "== $$name"; $(BIN)/python "benchmarks/$$name.py"; done
+	@set -e; for name in loop_overhead wire selector_cost many_clients fedbis_toy retrieval; do echo "== $$name"; $(BIN)/python "benchmarks/$$name.py"; done
 
 reproduce: $(VENV)/.dev  ## reruns all published figures that fit into half an hour, and compares: build/reproduce.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reproduce.py

@@ -10,7 +10,7 @@ from fedlight.devices.measure.trial import Sizes, step_flops
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NARROW = 256
-"""Width of hidden states below which bf16 gains nothing on a CPU (``benchmarks/number_types.py``), so it is not measured."""
+"""Width of hidden states below which bf16 gains nothing on a CPU, so it is not measured."""
 FASTER = 1.2
 """Speed of bf16 over fp32 from which it is chosen, so that noise decides nothing."""
 MOST_MEASURED = 2048
