@@ -67,7 +67,7 @@ coverage: $(VENV)/.dev  ## the test suite once more, with the lines that it does
 bench: $(VENV)/.dev  ## the measurements of benchmarks/ that need no data (hours)
 	@set -e; for name in loop_overhead wire selector_cost many_clients fedbis_toy retrieval; do echo "== $$name"; $(BIN)/python "benchmarks/$$name.py"; done
 
-reproduce: $(VENV)/.dev  ## reruns all published figures that fit into half an hour, and compares: build/reproduce.json
+reproduce: $(VENV)/.dev  ## reruns all published figures that fit into half an hour, and compares
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reproduce.py
 
 golden: $(VENV)/.dev  ## small runs of every kind: which end with other weights or visits than before, and by how much

@@ -1,4 +1,4 @@
-"""Cost and loss of each codec of the wire, on the movement of a LoRA adapter.
+"""Bytes and loss of each codec of the wire, on the movement of a LoRA adapter.
 
 The adapter has the shapes of LoRA on the attention of a decoder: for each layer A (rank x hidden) and B (hidden x rank) of
 queries and values. Its movement is made up: normal numbers, whose size differs by a factor of up to 100 from tensor to
@@ -8,7 +8,6 @@ block, as int8's are, lose more there.
 * share: bytes of the payload over those of lossless fp32, both as safetensors files.
 * error: norm of the loss over the norm of the movement, the median over tensors and the worst of them.
 * cosine: between the movement and the received one, all tensors together.
-* encode, decode: milliseconds for each MB of fp32, medians; the codecs alternate, so a noisy machine disturbs all alike.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/wire.py [--hidden 1024] [--layers 24] [--json FILE]
 """
@@ -16,7 +15,6 @@ Run: OMP_NUM_THREADS=1 python benchmarks/wire.py [--hidden 1024] [--layers 24] [
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +36,7 @@ CHAINS: dict[str, list[Codec]] = {
     "top 1 %, nf4": [TopK(0.01), Quantize("nf4")],
     "clip, int8": [ClipAndNoise(clip_norm=1e9, noise_multiplier=0.0), Quantize("int8")],
 }
-COLUMNS = ("share", "error", "worst", "cosine", "encode_ms", "decode_ms")
+COLUMNS = ("share", "error", "worst", "cosine")
 
 
 def movement(hidden: int, layers: int, rank: int) -> State:
@@ -68,27 +66,14 @@ def lost(state: State, decoded: State) -> dict[str, float]:
     }
 
 
-def measure(state: State, repetitions: int) -> list[dict[str, float | str]]:
+def measure(state: State) -> list[dict[str, float | str]]:
     """One row for each chain."""
     shapes = {name: value.shape for name, value in state.items()}
-    megabytes = sum(value.nbytes for value in state.values()) / 1e6
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in CHAINS}
-    for _ in range(repetitions + 1):  # the first warms up
-        for name, codecs in CHAINS.items():
-            start = time.perf_counter()
-            packed = pack(state, codecs)
-            between = time.perf_counter()
-            unpack(packed, shapes, codecs)
-            times[name].append((between - start, time.perf_counter() - between))
     rows: list[dict[str, float | str]] = []
     for name, codecs in CHAINS.items():
         packed = pack(state, codecs)
-        encode, decode = (statistics.median(column) for column in zip(*times[name][1:], strict=True))
-        rows.append(
-            {"codec": name, "share": serialized_bytes(packed) / serialized_bytes(state)}
-            | lost(state, unpack(packed, shapes, codecs))
-            | {"encode_ms": 1e3 * encode / megabytes, "decode_ms": 1e3 * decode / megabytes}
-        )
+        share = serialized_bytes(packed) / serialized_bytes(state)
+        rows.append({"codec": name, "share": share} | lost(state, unpack(packed, shapes, codecs)))
     return rows
 
 
@@ -106,14 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--json", type=Path, help="where the rows go as well")
     options = parser.parse_args(arguments)
     state = movement(options.hidden, options.layers, options.rank)
-    rows = measure(state, options.repetitions)
-    print(
-        f"{serialized_bytes(state) / 1e6:.2f} MB in {len(state)} tensors, {torch.get_num_threads()} threads"
-    )
+    rows = measure(state)
+    print(f"{serialized_bytes(state) / 1e6:.2f} MB in {len(state)} tensors")
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps({"bytes": serialized_bytes(state), "rows": rows}, indent=1))

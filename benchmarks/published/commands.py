@@ -1,6 +1,5 @@
 """Runs a measurement's command in a separate process and reads the rows that it leaves."""
 
-import csv
 import json
 import math
 import os
@@ -74,20 +73,17 @@ def arguments(command: str, folder: Path) -> Sequence[str]:
     match words:
         case ["fedlight", "run", *rest]:
             return [sys.executable, "-m", "fedlight", "run", *rest, "--output", str(folder)]
-        case ["python", "-m", *rest]:
-            return [sys.executable, "-m", *rest, "--json", str(folder / RESULTS)]
         case ["python", script, *rest] if (ROOT / script).is_file():
             return [sys.executable, str(ROOT / script), *rest, "--json", str(folder / RESULTS)]
     raise ValueError(
-        f"{command!r} can not be rerun: write fedlight run NAME, or python benchmarks/NAME.py or python -m MODULE "
-        "that know --json"
+        f"{command!r} can not be rerun: write fedlight run NAME, or python benchmarks/NAME.py that knows --json"
     )
 
 
 def read_rows(measurement: Measurement, place: Path) -> list[Row]:
     """The rows in a JSON file, or in ``results.json`` of a run's folder; maps are flattened.
 
-    A run's rows are also those of its ``stages``, ``csv`` and ``over_seeds``; one of single stages has no ``results.json``.
+    A run's rows are also those of its ``stages``; one of single stages has no ``results.json``.
 
     Raises:
         ValueError: there is no such file, there are no rows, or two of them have the same key and different values.
@@ -97,9 +93,7 @@ def read_rows(measurement: Measurement, place: Path) -> list[Row]:
     rows = found.get("rows") if isinstance(found, dict) else found
     rows = [flat(row) for row in rows or []]
     if place.is_dir():
-        seeds = list(dict.fromkeys(row["seed"] for row in rows if "seed" in row))
-        rows += [*_rows_of_stages(measurement, place), *_rows_of_tables(measurement, place)]
-        rows += _rows_over_seeds(measurement, place, seeds)
+        rows += _rows_of_stages(measurement, place)
     if not rows:
         raise ValueError(f"{file}: there is no such file, or it has no rows")
     merged: dict[tuple[str, ...], Row] = {}
@@ -135,34 +129,3 @@ def _rows_of_stages(measurement: Measurement, run: Path) -> list[Row]:
             row = {key: of if key in measurement.key else metrics[of] for key, of in told.items()}
             rows.append({**row, "seed": int(file.parents[1].name.removeprefix("seed"))})
     return rows
-
-
-def _rows_of_tables(measurement: Measurement, run: Path) -> list[Row]:
-    rows = []
-    for pattern in measurement.csv:
-        for file in sorted(run.glob(f"seed*/{pattern}")):
-            seed, stage, *_ = file.relative_to(run).parts
-            with file.open(newline="", encoding="utf-8") as lines:
-                found = [
-                    {name: _number(text) for name, text in row.items() if text}
-                    for row in csv.DictReader(lines)
-                ]
-            rows += [{**row, "stage": stage, "seed": int(seed.removeprefix("seed"))} for row in found]
-    return rows
-
-
-def _rows_over_seeds(measurement: Measurement, run: Path, seeds: Sequence[Any]) -> list[Row]:
-    """Those of the stages that have read the runs of exactly these seeds; none without a whole run."""
-    folder = run / "_".join(["seeds", *map(str, seeds)])
-    rows = []
-    for stage, column in measurement.over_seeds.items() if seeds else ():
-        for row in json.loads((folder / stage / "done.json").read_text(encoding="utf-8"))["result"]["rows"]:
-            rows.append({**flat(row), measurement.key[0]: f"{stage}: {row[column]}"})
-    return rows
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text

@@ -4,8 +4,9 @@ A field is ``{column[words]:format}``. The words tell the rows, with semicolons 
 of the measurement's key columns, or ``seed N``. The format is Python's for a number; over several seeds it is the mean ± the
 standard deviation, with ``mean`` in front of the format the mean alone. ``{name.column[...]}`` is of another measurement.
 
-``{column[words minus words]:format}`` is the difference of two rows, paired by seed: its mean over the seeds and the
-interval of 95 % by Student's t, as ``+0.167 [+0.017, +0.316]``. So an interval follows from the recorded seeds alone.
+``{column[words minus words]:format}`` is the difference of two rows, and ``{column minus column[words]:format}`` of two
+columns, paired by seed: its mean over the seeds and the interval of 95 % by Student's t, as ``+0.167 [+0.017, +0.316]``. So
+an interval follows from the recorded seeds alone.
 """
 
 import math
@@ -31,27 +32,27 @@ class Figure:
         column: of the rows.
         rows: their numbers, one for each seed.
         spec: how it is printed.
-        subtracted: numbers of the rows that are subtracted, of the same seeds; none where the figure is no difference.
+        subtracted: the figure that is subtracted, of the same seeds; None where this one is no difference.
     """
 
     measurement: Measurement
     column: str
     rows: tuple[int, ...]
     spec: str
-    subtracted: tuple[int, ...] = ()
+    subtracted: "Figure | None" = None
 
     @property
     def sides(self) -> list["Figure"]:
         """The two figures of a difference, or the figure itself."""
-        if not self.subtracted:
-            return [self]
-        return [replace(self, rows=rows, subtracted=()) for rows in (self.rows, self.subtracted)]
+        return [replace(self, subtracted=None), self.subtracted] if self.subtracted else [self]
 
     @property
     def values(self) -> list[float | str]:
-        """One for each row that has one."""
+        """One for each row that has one; of a difference none where a side lacks one."""
         if self.subtracted:
             first, second = (side.values for side in self.sides)
+            if len(first) != len(second):
+                return []
             return [float(one) - float(other) for one, other in zip(first, second, strict=True)]
         found = (self.measurement.rows[row].get(self.column) for row in self.rows)
         return [one for one in found if one is not None and not (isinstance(one, float) and math.isnan(one))]
@@ -59,8 +60,7 @@ class Figure:
     @property
     def text(self) -> str:
         """As it is printed, empty where there is none."""
-        if self.subtracted:
-            numbers = [float(value) for value in self.values]
+        if self.subtracted and (numbers := [float(value) for value in self.values]):
             low, high = student_interval(numbers)
             return f"{mean(numbers):{self.format}} [{low:{self.format}}, {high:{self.format}}]"
         return printed(self.values, self.spec)
@@ -72,26 +72,19 @@ class Figure:
 
     @property
     def unit(self) -> float:
-        """One unit of the last digit that is printed of it; 0 where all digits are, or where it is a text."""
-        numbers = [abs(value) for value in self.values if not isinstance(value, str)]
-        return unit(self.format, min(numbers)) if numbers else 0.0
+        """One unit of the last digit that is printed of it; 0 where all digits are."""
+        return unit(self.format)
 
 
-def unit(form: str, value: float) -> float:
-    """One unit of the last digit that a format prints of a value.
+def unit(form: str) -> float:
+    """One unit of the last digit that a format prints.
 
     Example:
-        >>> unit(".3f", 1.0), unit(",.0f", 1.0), unit(".1%", 1.0), unit(".3g", 0.0512), unit("", 0.1)
-        (0.001, 1.0, 0.001, 0.0001, 0.0)
+        >>> unit(".3f"), unit(",.0f"), unit(".1%"), unit("")
+        (0.001, 1.0, 0.001, 0.0)
     """
-    found = re.search(r"\.(\d+)([feg%])$", form)
-    if found is None:
-        return 1.0 if form.endswith("d") else 0.0
-    digits = int(found[1])
-    if found[2] in "f%":
-        return float(f"1e{-digits - 2 * (found[2] == '%')}")
-    largest = math.floor(math.log10(abs(value))) if value else 0
-    return float(f"1e{largest - digits + (found[2] == 'g')}")
+    digits = re.search(r"\.(\d+)([f%])$", form)
+    return float(f"1e{-int(digits[1]) - 2 * (digits[2] == '%')}") if digits else 0.0
 
 
 def printed(values: Sequence[float | str], spec: str) -> str:
@@ -154,23 +147,23 @@ def figure(
     measurement = measurements.get(field["of"]) if field["of"] else own
     if measurement is None:
         raise ValueError(f"{field[0]}: there is no measurement {field['of']!r}")
-    sides = [
-        selected(measurement, [*words, *(word.strip() for word in side.split(";") if word.strip())])
-        for side in (field["rows"] or "").split(" minus ")
+    columns = field["column"].split(" minus ")
+    known = sorted({column for row in measurement.rows for column in row})
+    if lost := set(columns) - set(known):
+        raise ValueError(
+            f"{field[0]}: measurements.{measurement.name} has no column {min(lost)!r}; it has {', '.join(known)}"
+        )
+    rows = [
+        selected(measurement, [word.strip() for word in side.split(";") if word.strip()])
+        for side in "; ".join([*words, field["rows"] or ""]).split(" minus ")
     ]
-    seeds = [[measurement.rows[row].get("seed") for row in side] for side in sides]
-    if len(sides) > 2 or (len(sides) == 2 and (seeds[0] != seeds[1] or len(seeds[0]) < 2)):
-        raise ValueError(
-            f"{field[0]}: a difference needs two rows, each with the same two seeds or more; they have {seeds}"
-        )
-    if not any(field["column"] in row for row in measurement.rows):
-        known = sorted({column for row in measurement.rows for column in row})
-        raise ValueError(
-            f"{field[0]}: measurements.{measurement.name} has no column {field['column']!r}; it has {', '.join(known)}"
-        )
-    return Figure(
-        measurement, field["column"], sides[0], field["spec"] or "", sides[1] if len(sides) == 2 else ()
-    )
+    spec = field["spec"] or ""
+    if len(columns) == len(rows) == 1:
+        return Figure(measurement, columns[0], rows[0], spec)
+    seeds = [[measurement.rows[row].get("seed") for row in side] for side in (rows[0], rows[-1])]
+    if seeds[0] != seeds[1] or len(seeds[0]) < 2:
+        raise ValueError(f"{field[0]}: a difference needs the same two seeds or more; they are {seeds}")
+    return Figure(measurement, columns[0], rows[0], spec, Figure(measurement, columns[-1], rows[-1], spec))
 
 
 def filled(

@@ -7,6 +7,7 @@ from typing import Any
 
 from published.measurements import ROOT
 
+CPUINFO = Path("/proc/cpuinfo")
 VENDORS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
 THREADS = 1  # of a measurement, so that its figures do not depend on the number of cores
 
@@ -15,29 +16,15 @@ def machine() -> dict[str, Any]:
     """``class``, which is compared between machines, and how many threads a measurement has."""
     import torch
 
-    cpuinfo = Path("/proc/cpuinfo")
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.is_file() else []
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    vendor = said.get("vendor_id", "")
     # Kernels are cut to the sizes of the caches, so a family's figures are not its successor's: in 600 small steps
     # the last bits become other answers.
-    words = [platform.machine(), vendor(cpuinfo), family(cpuinfo), torch.backends.cpu.get_cpu_capability()]
+    family = ".".join(said[key] for key in ("cpu family", "model") if key in said)
+    capability = torch.backends.cpu.get_cpu_capability()
+    words = [platform.machine(), VENDORS.get(vendor, vendor), family, capability]
     return {"class": " ".join(word for word in words if word), "threads": THREADS}
-
-
-def vendor(cpuinfo: Path) -> str:
-    """Who made the processor; empty where Linux does not say."""
-    named = _said(cpuinfo, "vendor_id")
-    return VENDORS.get(named, named)
-
-
-def family(cpuinfo: Path) -> str:
-    """Family and model of the processor, as ``26.2``; empty where Linux does not say."""
-    return ".".join(filter(None, (_said(cpuinfo, "cpu family"), _said(cpuinfo, "model"))))
-
-
-def _said(cpuinfo: Path, wanted: str) -> str:
-    if not cpuinfo.is_file():
-        return ""
-    lines = (line.partition(":") for line in cpuinfo.read_text().splitlines())
-    return next((value.strip() for name, _, value in lines if name.strip() == wanted), "")
 
 
 def versions() -> dict[str, str]:

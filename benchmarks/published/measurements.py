@@ -32,18 +32,12 @@ class Measurement:
         why: why it is not rerun, or where the test is.
         rerun_command: a smaller command, whose rows are compared with those of the same keys and seeds.
         rerun_seconds: what that takes, about.
-        rerun_figures: how many of the figures ``rerun_command`` gives, compared or not; a rerun with another number differs.
         key: columns that tell rows apart, besides ``seed``.
         needs: files that have to lie in the folder with real data.
-        tolerance: how far a rerun may be off, see `published.compare`.
-        tolerances: the same for single columns, on all machines.
-        elsewhere: the tolerance on a machine of another class; without it ``exact`` figures are not compared there.
+        elsewhere: how far a rerun may be off on a machine of another class, see `published.compare`; without it figures are
+            not compared there.
         tables: name -> how it is written, see `published.tables`.
         stages: of a recipe: stage -> a row of its metrics, each by its name in the rows, with the key of the row.
-        csv: of a recipe: tables in the folder of each seed, such as ``agreement/agreement.csv`` (``*`` for any stage); their
-            rows are rows too, with the ``stage``.
-        over_seeds: of a recipe: stage over seeds -> the column that names its rows; they are rows without a seed, whose
-            first key is ``STAGE: NAME``, such as ``differences: FedDCA*``.
         said: fields of figures that the prose of the section alone has; ``*`` alone for all.
         record: the recorded ``rows``, and where and when they were made.
     """
@@ -55,16 +49,11 @@ class Measurement:
     why: str = ""
     rerun_command: str = ""
     rerun_seconds: float = 0
-    rerun_figures: int = 0
     key: tuple[str, ...] = ("method",)
     needs: tuple[str, ...] = ()
-    tolerance: str = "exact"
-    tolerances: Mapping[str, str] = field(default_factory=dict)
     elsewhere: str = ""
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    csv: tuple[str, ...] = ()
-    over_seeds: Mapping[str, str] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
 
@@ -77,8 +66,6 @@ class Measurement:
             raise ValueError(f"{at}: rerun={self.rerun!r} needs `why`: the reason, or the test")
         if self.is_rerun and not self.rerun_seconds:
             raise ValueError(f"{at}: rerun={self.rerun!r} needs `rerun_seconds`: about what it takes")
-        if self.is_rerun and self.rerun_command and not self.rerun_figures:
-            raise ValueError(f"{at}: rerun_command needs `rerun_figures`: how many of the figures it gives")
         if self.is_rerun and "{shared}" in (self.rerun_command or self.command) and not self.needs:
             raise ValueError(f"{at}: a command with {{shared}} needs `needs`: the files that it reads there")
 
@@ -96,11 +83,6 @@ class Measurement:
     def is_transcribed(self) -> bool:
         """Was it copied from a page, since nothing else was left of it?"""
         return bool(self.record.get("transcribed"))
-
-    def tolerance_of(self, column: str, here: bool = True) -> str:
-        """How far a rerun may be off in a column; ``here``: on a machine of the class where it was recorded."""
-        anywhere = "none" if self.tolerance == "exact" else self.tolerance
-        return self.tolerances.get(column, self.tolerance if here else self.elsewhere or anywhere)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,19 +115,14 @@ def load(toml: Path = TOML, records: Path = RECORDS) -> Published:
         )
     measurements = {}
     for name, entry in entries.items():
-        lists = {key: tuple(entry[key]) for key in ("key", "needs", "csv", "said") if key in entry}
-        record = read_record(records / f"{name}.json") if name in recorded else {"rows": []}
+        lists = {key: tuple(entry[key]) for key in ("key", "needs", "said") if key in entry}
+        file = records / f"{name}.json"
+        record = json.loads(file.read_text(encoding="utf-8")) if name in recorded else {"rows": []}
         try:
             measurements[name] = Measurement(name, **{**entry, **lists}, record=record)
         except TypeError as error:
             raise ValueError(f"{toml}: measurements.{name}: {error}") from None
     return Published(measurements, told.get("tables", {}), told.get("pages", {}))
-
-
-def read_record(file: Path) -> Mapping[str, Any]:
-    """Record of a measurement."""
-    record: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return record
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> Row:

@@ -1,12 +1,11 @@
 """Writes the rows of a measurement: ``docs/results/NAME.json``."""
 
 import json
-from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from published.commands import missing, read_rows, rows_of
+from published.commands import RESULTS, missing, read_rows, rows_of
 from published.machine import commit as checked_out
 from published.machine import machine, versions
 from published.measurements import RECORDS, ROOT, Published
@@ -42,29 +41,16 @@ def record(published: Published, name: str, place: Path | None = None, commit: s
         entry["seconds"] = round(seconds, 1)
     else:
         rows = read_rows(measurement, place)
-        entry |= _of_run(place, measurement.stages)
+        file = place / RESULTS if place.is_dir() else place
+        ended = (file if file.is_file() else place).stat().st_mtime
+        told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        entry |= {key: told[key] for key in ("seconds", "versions") if key in told}
+        entry["date"] = datetime.fromtimestamp(ended, UTC).date().isoformat()
     file = RECORDS / f"{name}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(text({**entry, "rows": rows}), encoding="utf-8")
     print(f"written: {file.relative_to(ROOT)}, {len(rows)} rows")
     return file
-
-
-def _of_run(place: Path, stages: Collection[str]) -> dict[str, Any]:
-    """Return a run's end, seconds and versions from its record; of stages alone, their end."""
-    file = place / "results.json" if place.is_dir() else place
-    if not file.is_file() and (ends := [place.glob(f"seed*/{stage}/done.json") for stage in stages]):
-        files = [file for some in ends for file in some]
-        if len(files) == len(stages):  # one seed of these stages alone
-            ended = max(file.stat().st_mtime for file in files)
-            return {"date": datetime.fromtimestamp(ended, UTC).date().isoformat()}
-    if not file.is_file():
-        raise ValueError(
-            f"there is no {file}: a record needs a whole run, or all of its stages that are told"
-        )
-    told = json.loads(file.read_text(encoding="utf-8"))
-    known = {key: told[key] for key in ("seconds", "versions") if isinstance(told, dict) and key in told}
-    return {**known, "date": datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()}
 
 
 def text(content: dict[str, Any]) -> str:

@@ -57,7 +57,7 @@ def _grid(published: Published, own: Measurement | None, told: Mapping[str, Any]
         cells = []
         for cell in columns.values():
             text, found = filled(cell, published.measurements, own, [*told.get("where", []), *_words(words)])
-            cells.append(text or told.get("missing", ""))
+            cells.append(text)
             figures += found
         lines.append([label, *cells])
     return "\n".join(_line(cells) for cells in lines), figures

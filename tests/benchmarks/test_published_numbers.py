@@ -10,7 +10,6 @@ from published.claims import MARGIN, VERDICT, contradictions
 from published.commands import arguments
 from published.compare import deviation
 from published.measurements import ROOT, Published, load
-from published.over_seeds import differing
 from published.prose import QUOTING, figures_in, figures_of, results, unknown
 from published.tables import BLOCK, PAGES, RESULTS, figures, rendered, said, table
 
@@ -64,17 +63,14 @@ def test_what_the_prose_is_said_to_have_stands_there():
             assert {number.removesuffix(" %") for number in figures_in(figure.text)} <= there, figure.column
 
 
-def test_guarded_sections_have_no_table_of_figures_beside_the_written_ones():
-    unguarded = published().pages["results"].get("unguarded", [])
+def test_no_section_has_a_table_of_figures_beside_the_written_ones():
     for section, text in results().items():
         cells = [cell.strip() for cell in re.findall(r"(?<=\|)[^|\n]+(?=\|)", BLOCK.sub("", text))]
-        if section not in unguarded:
-            assert [cell for cell in cells if re.fullmatch(r"[\d.,]+( ± [\d.]+)?", cell)] == []
+        assert [cell for cell in cells if re.fullmatch(r"[\d.,]+( ± [\d.]+)?", cell)] == [], section
 
 
-def test_what_is_not_guarded_yet_is_on_the_page_and_a_changed_cell_is_noticed():
-    told = published().pages["results"]
-    assert {*told.get("unguarded", []), *told.get("settings", {})} <= results().keys()
+def test_settings_are_of_sections_and_a_changed_cell_is_noticed():
+    assert published().pages["results"]["settings"].keys() <= results().keys()
     text = (ROOT / RESULTS[1]).read_text(encoding="utf-8")
     block = BLOCK.search(text)[0]
     assert rendered(text.replace(block, re.sub(r"0\.\d+", "0.999", block, count=1)), published()) == text
@@ -90,17 +86,14 @@ def test_measurements(name):
     identities = [tuple(str(row.get(key)) for key in (*one.key, "seed")) for row in one.rows]
     assert len(set(identities)) == len(identities)
     columns = {column for row in one.rows for column in row}
-    assert set(one.tolerances) <= columns
     assert {*one.key} <= columns
-    for tolerance in {one.tolerance, one.elsewhere or "exact", *one.tolerances.values()} - {"none"}:
-        assert deviation(1.0, 1.0, tolerance, ".3f") == 0
+    assert deviation(1.0, 1.0, one.elsewhere or "exact", ".3f") == 0
     if one.rerun == "test":
         assert all((ROOT / path).is_file() for path in re.findall(r"`(tests/[\w/]+\.py)`", one.why))
         assert "`tests/" in one.why
     if not one.is_transcribed:
         assert one.record["command"] == one.command
     if one.is_rerun:
-        assert {one.tolerance_of(figure.column) for figure in shown} != {"none"}
         assert arguments(one.command, ROOT)
         assert arguments(one.rerun_command or one.command, ROOT)
         assert {"commit", "date", "machine", "versions"} <= set(one.record)
@@ -117,11 +110,8 @@ def test_reruns_take_no_longer_than_they_may():
     assert max(sum(everything) / 2, *everything) <= REPRODUCE_SECONDS
 
 
-def test_no_verdict_or_difference_is_one_that_its_seeds_contradict():
+def test_no_verdict_is_one_that_its_intervals_contradict():
     claims = table(published(), "claims")[0]
     assert list(contradictions(claims)) == []
     assert f"margin, {MARGIN:g} of an accuracy" in results()["The papers' claims"]
     assert len(VERDICT.findall(claims)) > claims.count("\n") / 2  # they are found
-    with_differences = [one for one in published().measurements.values() if one.over_seeds]
-    assert all(any("seed" not in row for row in one.rows) for one in with_differences)
-    assert [fault for one in with_differences for fault in differing(one)] == []

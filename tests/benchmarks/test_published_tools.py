@@ -5,13 +5,11 @@ import math
 
 import pytest
 from finished import finished
-from published import commands, record, rerun
+from published import commands, machine, record, rerun
 from published.claims import contradictions
 from published.compare import compare, deviation
-from published.figures import FIELD, figure, filled, selected
-from published.machine import family, vendor
+from published.figures import FIELD, figure, filled
 from published.measurements import Measurement, Published, load
-from published.over_seeds import differing
 from published.prose import _unknown, numbers, sections
 from published.tables import caption, figures, rendered, table
 
@@ -27,7 +25,6 @@ TABLE = {
     "rows": {"a": "A", "b": "B"},
     "where": ["t"],
     "columns": {"score": "{score:.2f}", "mean": "{score:mean .1f} in {ms[seed 0]:.0f} ms"},
-    "missing": "-",
 }
 
 
@@ -45,7 +42,7 @@ def published(*measurements: Measurement, **told) -> Published:
 def test_a_table_has_means_and_standard_deviations():
     text, found = table(published(measurement()), "one")
     head, _, *lines = text.splitlines()[:4]
-    assert [head, *lines] == ["| who | score | mean |", "| A | 0.60 ± 0.14 | 0.6 in 10 ms |", "| B | - | - |"]
+    assert [head, *lines] == ["| who | score | mean |", "| A | 0.60 ± 0.14 | 0.6 in 10 ms |", "| B |  |  |"]
     assert [one.column for one in found] == ["score", "score", "ms"]
     told = "seeds 0, 1; commit abc; 2026-01-02; x86_64 AMD AVX2; rerun by CI"
     assert text.endswith(f"*`python benchmarks/wire.py`; {told}.*")
@@ -103,9 +100,6 @@ def test_printed_texts_are_kept():
         ("exact", 0.5, 0.5006, 1.2),
         ("absolute 0.02", 0.5, 0.49, 0.5),
         ("relative 0.1", 2.0, 2.1, 0.5),
-        ("factor 2", 1.0, 2.0, 1),
-        ("factor 2", 4.0, 1.0, 2),
-        ("factor 2", 1.0, 0.0, math.inf),
         ("absolute 0.02", 0.5, None, math.inf),
         ("absolute 0.02", 0.5, math.nan, math.inf),
         ("absolute 0.02", "x", "x", 0),
@@ -122,56 +116,43 @@ def test_unknown_tolerances_are_refused():
             deviation(0.5, 0.6, tolerance, ".3f")
 
 
+def rerun_of(one, rows, tolerance="exact"):
+    return compare(one, figures(published(one), one), rows, tolerance)
+
+
 def test_a_rerun_gives_the_same_figure_or_another():
-    one = measurement(tolerances={"ms": "factor 2"})
-    own = figures(published(one), one)
-    found = compare(one, own, [{**row, "ms": row["ms"] and row["ms"] * 1.5} for row in ROWS])
-    assert (found.compared, found.differences) == (2, [])
-    assert found.off == pytest.approx(math.log(1.5) / math.log(2))
-    assert found.worst == "t, a, seed 0: ms 10, now 15"
     """0.5 is printed as 0.60 ± 0.14 over the seeds; half a unit of that is 0.005."""
     one = measurement()
+    assert rerun_of(one, ROWS) == (2, [])
     rows = [{**row, "score": row["score"] + 0.006} for row in ROWS]
-    first, second = compare(one, figures(published(one), one), rows).differences
-    assert first == "t, a, seed 0: score 0.5, now 0.506 (tolerance: exact)"
-    assert second == "t, a, seed 1: score 0.7, now 0.706 (tolerance: exact)"
+    first, second = rerun_of(one, rows)[1]
+    assert first == "t, a, 0: score 0.5, now 0.506 (tolerance: exact)"
+    assert second == "t, a, 1: score 0.7, now 0.706 (tolerance: exact)"
+    assert rerun_of(one, rows, "absolute 0.02") == (2, [])
+    assert rerun_of(one, ROWS[1:])[1] == ["t, a, 0: the rerun has no such row"]
+    assert rerun_of(one, [*ROWS, {**ROWS[0], "seed": 9}])[1] == ["t, a, 9: not recorded"]
+    assert rerun_of(one, [{**row, "score": None} for row in ROWS])[1]
 
 
-def test_rows_that_are_missing_or_new():
-    one = measurement()
-    own = figures(published(one), one)
-    assert compare(one, own, ROWS[1:]).differences == ["t, a, seed 0: the rerun has no such row"]
-    assert compare(one, own, [*ROWS, {**ROWS[0], "seed": 9}]).differences == ["t, a, seed 9: not recorded"]
-    smaller = measurement(rerun_command="python benchmarks/wire.py --layers 1", rerun_figures=2)
-    for partly in (1, 0):
-        found = compare(smaller, own, ROWS[: 2 - partly])
-        assert (found.compared, found.partly, found.differences) == (2, partly, [])
-    for figures_given in (1, 0):
-        (difference,) = compare(smaller, own, [ROWS[2 - figures_given]]).differences
-        told = f"the rerun gives {figures_given} of the published figures; rerun_figures=2 were expected"
-        assert difference == told
-
-
-def test_a_smaller_command_may_give_some_columns_of_a_row():
+def test_a_smaller_command_may_give_some_rows_and_columns():
     """One stage of a recipe gives its own score and not those of the others."""
-    one = measurement(rerun_command="fedlight run feddca --only direct_fedavg", rerun_figures=1)
-    own = figures(published(one), one)
-    found = compare(one, own, [{"method": "a", "task": "t", "seed": 0, "score": 0.5}])
-    assert (found.compared, found.partly, found.differences) == (1, 1, [])
-    lost = compare(one, own, [{"method": "a", "task": "t", "seed": 0, "score": None}])
-    assert lost.differences == ["t, a, seed 0: score 0.5, now None (tolerance: exact)"]
-    whole = measurement()
-    assert compare(whole, own, [{**row, "score": None} for row in ROWS]).differences
+    smaller = measurement(rerun_command="fedlight run feddca --only direct_fedavg")
+    assert rerun_of(smaller, ROWS[:1]) == (2, [])
+    score = {"method": "a", "task": "t", "seed": 0, "score": 0.5}
+    assert rerun_of(smaller, [score]) == (1, [])
+    assert rerun_of(smaller, [{**score, "score": None}])[1] == [
+        "t, a, 0: score 0.5, now None (tolerance: exact)"
+    ]
+    assert rerun_of(smaller, ROWS[2:3])[1] == ["the rerun has none of the published figures"]
 
 
 @pytest.mark.parametrize("formats", [("{score:.1f}", "{score:.3f}"), ("{score:.3f}", "{score:.1f}")])
 def test_a_figure_that_is_printed_twice_is_compared_in_its_most_digits(formats):
     coarse, fine = ({"columns": {"score": form}, "rows": {"u": "u"}} for form in formats)
     one = measurement(tables={"one": coarse, "two": fine})
-    own = figures(published(one), one)
-    assert [(figure.column, figure.format) for figure in own] == [("score", ".3f")]
+    assert [(figure.column, figure.format) for figure in figures(published(one), one)] == [("score", ".3f")]
     rows = [{**row, "score": row["score"] + 0.01} for row in ROWS]
-    assert any("score 0.25, now 0.26" in line for line in compare(one, own, rows).differences)
+    assert any("score 0.25, now 0.26" in line for line in rerun_of(one, rows)[1])
 
 
 def test_rows_that_the_key_does_not_tell_apart_are_refused(tmp_path):
@@ -183,16 +164,6 @@ def test_rows_that_the_key_does_not_tell_apart_are_refused(tmp_path):
     rows[1]["score"] = 0.5
     file.write_text(json.dumps(rows))
     assert commands.read_rows(measurement(key=("method",)), file) == [rows[0]]
-
-
-def test_on_another_class_of_machines_digits_may_differ():
-    one = measurement(elsewhere="absolute 0.05", tolerances={"ms": "none"})
-    rows = [{**row, "score": row["score"] + 0.02} for row in ROWS]
-    own = figures(published(one), one)
-    assert compare(one, own, rows, here=True).differences
-    assert compare(one, own, rows, here=False).differences == []
-    assert measurement().tolerance_of("score", here=False) == "none"
-    assert measurement(tolerance="factor 2").tolerance_of("score", here=False) == "factor 2"
 
 
 SCRIPT = """
@@ -212,44 +183,31 @@ def made_up(tmp_path, monkeypatch):
     (tmp_path / "benchmarks/made_up.py").write_text(SCRIPT)
     monkeypatch.setattr(commands, "ROOT", tmp_path)
     rows = tmp_path / "rows.json"
-    return measurement(command=f"python benchmarks/made_up.py --rows {rows}", tolerances={"ms": "none"}), rows
+    monkeypatch.setattr(rerun, "machine", lambda: MADE["machine"])
+    return measurement(command=f"python benchmarks/made_up.py --rows {rows}"), rows
 
 
-@pytest.mark.parametrize(("score", "verdict"), [(0.5, "same"), (0.51, "differs")])
-def test_reruns(made_up, tmp_path, monkeypatch, capsys, score, verdict):
+@pytest.mark.parametrize(("score", "verdict"), [(0.5, "same"), (0.51, "DIFFERS")])
+def test_reruns(made_up, tmp_path, capsys, score, verdict):
     one, file = made_up
     file.write_text(json.dumps([{**ROWS[0], "score": score}, *ROWS[1:]]))
-    monkeypatch.setattr(rerun, "machine", lambda: MADE["machine"])
     lost = measurement(name="lost", needs=("nothing/there",), tables={"two": TABLE})
     not_rerun = measurement(name="old", rerun="no", why="it takes a day", tables={"three": TABLE})
-    code = rerun.rerun(published(one, lost, not_rerun, tables={}), tmp_path / "reproduce", ("check",))
-    assert code == (verdict == "differs")
-    report = json.loads((tmp_path / "reproduce.json").read_text())
-    outcomes = {found["name"]: found for found in report["measurements"]}
-    assert outcomes["m"]["verdict"] == verdict
-    assert outcomes["lost"]["verdict"] == "skipped"
-    assert "nothing/there" in outcomes["lost"]["why"]
-    assert report["not_rerun"] == [{"name": "old", "figures": 2, "why": "not rerun: it takes a day"}]
-    assert (report["published"], report["compared"]) == (6, 1)
-    assert "6 published figures, 1 compared, 5 not" in capsys.readouterr().out
+    code = rerun.rerun(published(one, lost, not_rerun), tmp_path / "reproduce", ("check",))
+    assert code == (verdict == "DIFFERS")
+    printed = capsys.readouterr().out
+    assert f"m: {verdict}: 2 of 2 figures compared" in printed
+    assert "lost: skipped: FEDLIGHT_SHARED names no folder with nothing/there" in printed
+    assert "6 published figures, 2 compared" in printed
 
 
-def test_what_can_not_be_rerun_or_compared_here(made_up, tmp_path, monkeypatch):
+def test_what_can_not_be_rerun_or_compared_here(made_up, tmp_path, monkeypatch, capsys):
     one, _ = made_up  # its file of rows is not there
-    monkeypatch.setattr(rerun, "machine", lambda: MADE["machine"])
     assert rerun.rerun(published(one), tmp_path / "reproduce") == 1
-    found = json.loads((tmp_path / "reproduce.json").read_text())["measurements"][0]
-    assert found["verdict"] == "failed"
-    assert "FileNotFoundError" in found["why"]
-    old = measurement(record={"transcribed": True, "commit": "abc", "rows": ROWS})
-    assert rerun.rerun(published(old), tmp_path / "reproduce") == 1
-    (found,) = json.loads((tmp_path / "reproduce.json").read_text())["measurements"]
-    assert (found["verdict"], "record it" in found["why"]) == ("failed", True)
-    one, _ = made_up
+    assert "FileNotFoundError" in capsys.readouterr().out
     monkeypatch.setattr(rerun, "machine", lambda: {"class": "aarch64", "threads": 1})
     assert rerun.rerun(published(one), tmp_path / "reproduce") == 0
-    found = json.loads((tmp_path / "reproduce.json").read_text())["measurements"][0]
-    assert (found["verdict"], "recorded on x86_64" in found["why"]) == ("skipped", True)
+    assert "skipped: recorded on x86_64" in capsys.readouterr().out
 
 
 def test_commands():
@@ -289,11 +247,7 @@ def test_numbers_of_the_prose():
         ('rerun = "daily"', "none of check"),
         ('rerun = "no"', "needs `why`"),
         ('rerun = "check"', "needs `rerun_seconds`"),
-        ('rerun = "check"\nrerun_seconds = 1\nrerun_command = "d"', "needs `rerun_figures`"),
-        (
-            'rerun = "check"\nrerun_seconds = 1\nrerun_command = "{shared}"\nrerun_figures = 1',
-            "needs `needs`",
-        ),
+        ('rerun = "check"\nrerun_seconds = 1\nrerun_command = "{shared}"', "needs `needs`"),
         ('rerun = "no"\nwhy = "x"\ncolour = "red"', "unexpected keyword argument 'colour'"),
     ],
 )
@@ -311,20 +265,6 @@ def test_a_record_of_nothing_is_refused(tmp_path):
         load(tmp_path / "results.toml", tmp_path)
 
 
-def test_rows_over_seeds_are_those_of_the_seeds_of_the_run(tmp_path):
-    one = measurement(key=("method",), over_seeds={"matched": "pair"})
-    for seeds, gain in (("0_1", 0.5), ("0_1_2", 0.25)):
-        finished(tmp_path / f"seeds_{seeds}/matched", [{"pair": "a, b", "difference": gain}])
-    rows = [{"method": "a", "seed": seed, "score": 0.5} for seed in (0, 1)]
-    (tmp_path / "results.json").write_text(json.dumps({"rows": rows}))
-    found = commands.read_rows(one, tmp_path)
-    assert found == [*rows, {"method": "matched: a, b", "pair": "a, b", "difference": 0.5}]
-    assert selected(measurement(key=("method",), record={"rows": found}), ["matched: a, b"]) == (2,)
-    (tmp_path / "results.json").write_text('{"rows": []}')  # of single stages
-    with pytest.raises(ValueError, match="no rows"):
-        commands.read_rows(one, tmp_path)
-
-
 def test_metrics_of_stages_are_rows_too(tmp_path):
     """Of a run whose table was not made, and beside the rows of one whose table was."""
     one = measurement(key=("method",), stages={"first": {"method": "a", "score": "score/domain"}})
@@ -335,24 +275,18 @@ def test_metrics_of_stages_are_rows_too(tmp_path):
     assert commands.read_rows(one, tmp_path) == wanted
     (tmp_path / "results.json").write_text('{"rows": [{"method": "a", "seed": 1, "coverage": 0.75}]}')
     assert {"method": "a", "seed": 1, "coverage": 0.75, "score": 0.5} in commands.read_rows(one, tmp_path)
-    (tmp_path / "seed1/first/table.csv").write_text("round,rouge\n3,0.5\n6,\n")
-    tabled = measurement(key=("method", "stage", "round"), csv=("*/table.csv",))
-    (tmp_path / "results.json").write_text('{"rows": [{"seed": 0, "of another": 1.0}]}')
-    third, sixth = {"round": 3.0, "rouge": 0.5}, {"round": 6.0}
-    stage = {"stage": "first", "seed": 1}
-    assert commands.read_rows(tabled, tmp_path) == [third | stage, sixth | stage]
     with pytest.raises(ValueError, match="no metric 'accuracy'; it has score/domain, loss"):
         commands.read_rows(measurement(key=("method",), stages={"first": {"score": "accuracy"}}), tmp_path)
 
 
-def test_the_class_of_a_machine_names_family_and_model_of_its_processor(tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    amd = "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\n"
-    cpuinfo.write_text(amd * 2)
-    assert (vendor(cpuinfo), family(cpuinfo)) == ("AMD", "26.2")
-    cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
-    assert (vendor(cpuinfo), family(cpuinfo)) == ("", "")
-    assert family(tmp_path / "not_there") == ""
+def test_the_class_of_a_machine_names_family_and_model_of_its_processor(tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text(
+        "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\n" * 2
+    )
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    assert " AMD 26.2 " in machine.machine()["class"]
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "not_there")
+    assert "AMD" not in machine.machine()["class"]
 
 
 def paired(first, second):
@@ -374,6 +308,9 @@ def test_a_difference_has_the_interval_of_its_seeds_and_is_rerun_as_its_two_side
     one = paired([0.5, 0.7], [0.4, 0.5])
     both = published(one, tables={"claims": {"template": "{m.score[b minus a]:.2f}"}})
     assert [figure.rows for figure in figures(both, one)] == [(2, 3), (0, 1)]
+    rows = [{"method": "a", "seed": seed, "one": 0.1 * seed, "two": 0.0} for seed in (1, 2, 3)]
+    one = measurement(key=("method",), record={**MADE, "rows": rows})
+    assert filled("{one minus two[a]:+.3f}", {}, one)[0] == "+0.200 [-0.048, +0.448]"
 
 
 @pytest.mark.parametrize(("first", "second"), [([0.5, 0.7], [0.4]), ([0.5], [0.4])])
@@ -381,26 +318,6 @@ def test_a_difference_needs_the_same_two_seeds(first, second):
     one = paired(first, second)
     with pytest.raises(ValueError, match="same two seeds or more"):
         filled("{score[a minus b]:.2f}", {"m": one}, one)
-
-
-def test_a_recorded_difference_that_its_seeds_do_not_give_is_found():
-    """feddca_seeds subtracts FedDCA; 0.1 and 0.3 give 0.2 ± 12.706 * 0.1414 / sqrt(2)."""
-    rows = [
-        {"method": method, "seed": seed, "FedAvg": score}
-        for method, scores in (("FedDCA", [0.5, 0.5]), ("none", [0.6, 0.8]))
-        for seed, score in enumerate(scores)
-    ]
-    ends = {"FedAvg low": -1.0706204736, "FedAvg high": 1.4706204736}
-    told = {"method": "differences: none", "FedAvg": 0.2, **ends}
-
-    def faults(row):
-        command, over_seeds = "fedlight run feddca_seeds", {"differences": "method"}
-        one = measurement(command=command, over_seeds=over_seeds, record={**MADE, "rows": [*rows, row]})
-        return list(differing(one))
-
-    assert faults(told) == []
-    (fault,) = faults({**told, "FedAvg low": 0.1})
-    assert fault.startswith("m: differences: none, FedAvg: recorded [0.2, 0.1, ")
 
 
 def claim(verdict, figures):
@@ -411,7 +328,6 @@ def claim(verdict, figures):
     ("verdict", "figures"),
     [
         ("**holds**", "+0.2 [+0.1, +0.3]"),
-        ("**does not**", "-0.2 [-0.3, -0.1]"),
         ("**undecided**", "+0.1 [-0.1, +0.3]"),
         ("**holds** here; **undecided** there", "+0.2 [+0.1, +0.3]; +0.1 [-0.1, +0.3]"),
         ("**holds** in every seed", "+0.2 [-0.1, +0.5]"),
@@ -419,7 +335,6 @@ def claim(verdict, figures):
         ("**holds** within the margin", "-0.001 [-0.015, +0.013]"),
         ("**undecided** by the margin", "-0.014 [-0.025, -0.003]"),
         ("**does not**: beyond the margin", "-0.1 [-0.15, -0.05]"),
-        ("**undecided**: one seed", "0.5 and 0.6"),
         ("**holds** for coverage", "coverage 0.8, 0.7; score +0.1 [-0.1, +0.3]"),
     ],
 )
@@ -431,7 +346,6 @@ def test_verdicts_that_their_intervals_allow(verdict, figures):
     ("verdict", "figures", "fault"),
     [
         ("**holds**", "+0.1 [-0.1, +0.3]", "**holds** needs"),
-        ("**Does not**", "-0.1 [-0.3, +0.1]", "**does not** needs"),
         ("**holds**", "+0.1 [+0.000, +0.3]", "**holds** needs"),
         ("**undecided**", "+0.2 [+0.1, +0.3]", "**undecided** needs"),
         ("**holds**", "+0.2 [+0.1, +0.3]; +0.1 [-0.1, +0.3]", "an interval contains 0"),

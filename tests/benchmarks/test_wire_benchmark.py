@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(scope="module")
 def report(measured):
-    return measured("--hidden", "256", "--layers", "2", "--repetitions", "1")
+    return measured("--hidden", "256", "--layers", "2")
 
 
 def test_shares(report):
@@ -31,7 +31,6 @@ def test_errors(report):
     assert errors[-1] < 1
     assert rows["clip, int8"]["error"] == rows["int8"]["error"]
     assert all(row["error"] <= row["worst"] and 0 < row["cosine"] <= 1 for row in report["rows"])
-    assert all(row["encode_ms"] > 0 < row["decode_ms"] for row in report["rows"])
 
 
 def test_what_is_lost_by_hand(benchmark):
