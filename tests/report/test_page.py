@@ -1,17 +1,15 @@
 """The page in a headless Chromium: one browser, one page of two made-up runs, many looks."""
 
-import importlib.util
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
+from made_up_run import write_run
 from tiny_world import write_lines
 
 from fedlight.report import write_report
 
-ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ATTACK = (
     "<script>document.title = 'run'</script><img src=x onerror=\"document.title='run'\">&amp; {{ 7 * 7 }}"
@@ -22,12 +20,9 @@ PHONE = {"width": 390, "height": 844}
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The page of two runs of which one answers in HTML, and whose last row of visits is cut in half."""
-    spec = importlib.util.spec_from_file_location("report_benchmark", ROOT / "benchmarks" / "report.py")
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
     folder = tmp_path_factory.mktemp("report")
     for seed, name in enumerate(("good", "<i>bad</i>")):
-        benchmark.write_run(folder / "runs" / name.replace("/", ""), rounds=5, clients=12, seed=seed)
+        write_run(folder / "runs" / name.replace("/", ""), rounds=5, clients=12, seed=seed)
     bad = folder / "runs" / "<i>bad<i>"
     line = {"fields": {"prompt": ATTACK}, "completions": [ATTACK]}
     (bad / "completions.jsonl").write_text(json.dumps(line) + "\n")
