@@ -5,11 +5,10 @@ the rest of it and all other domains are public. Each client is given ``number``
 cluster centres. Coverage (eq. 5) is of all texts of the domain, by those of it that the clients then hold. Besides
 the paper's ways there are some that explain their order, see `coverage_ways.ways`.
 
-FedDCA* has the encoder ``--small`` at the clients and a projector, trained for each seed on texts that are private in no
-seed. ``overlap`` is the share of FedDCA's rows that is retrieved as well; with FedDCA's own clusters in place of those that
-the small encoder finds it shows the effect of the projector, next to an untrained one and to a least-squares map.
+FedDCA* has the mean of the encoder's word embeddings at the clients (a static embedding: no layers at all) and a
+projector, trained for each seed on texts that are private in no seed.
 
-Run: OMP_NUM_THREADS=1 python benchmarks/coverage.py --encoder FOLDER --small words FOLDER --folder FOLDER
+Run: OMP_NUM_THREADS=1 python benchmarks/coverage.py --encoder FOLDER --folder FOLDER
      --domain math gsm8k.jsonl.gz question --domain medicine medquad.jsonl.gz question ...
 """
 
@@ -23,9 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from coverage_ways import Map, Server, around_one, maps, same_clusters, send, ways
+from coverage_ways import Server, fit_projector, send, ways
 
-from fedlight.augmentation.overlap import overlap
 from fedlight.datamodules.rows.columns import text_at
 from fedlight.datamodules.rows.fields import instruction_text
 from fedlight.datamodules.rows.rows import load_rows
@@ -33,16 +31,15 @@ from fedlight.datamodules.vectors.clusters import Clusters, assign_clusters
 from fedlight.datamodules.vectors.encoders import SentenceEncoder
 from fedlight.datamodules.vectors.selection import select_centers
 from fedlight.datamodules.vectors.vector_index import VectorIndex
-from fedlight.evaluation.alignment import alignment
 from fedlight.evaluation.coverage import domain_coverage
+from fedlight.modules.projector import ProjectorModule
 from fedlight.report.figures.coverage_plots import draw_similarities
 from fedlight.report.figures.style import save
 from fedlight.support.files import write_json
-from fedlight.support.results import markdown, summary
+from fedlight.support.results import summary
 from fedlight.support.seeding import derive_seed
 
 NUM_CLIENTS, PRIVATE, XI, ALPHA, PSEUDO_LABELS = 10, 100, 10, 0.7, 100
-HELD_OUT = 2000  # texts that the projector is scored on
 NEAR = 0.9  # cosine of texts that say nearly the same
 BINS = np.linspace(-1, 1, 101)
 ByClient = dict[str, np.ndarray]
@@ -52,11 +49,11 @@ class Texts(NamedTuple):
     """All distinct texts, encoded; the rows of each domain, and for each seed those of each domain's clients.
 
     Attributes:
-        small: NaN where a text is neither a client's nor one that projectors are trained or scored on (``free``).
+        small: by word embeddings; NaN where a text is neither a client's nor one that projectors are trained on (``free``).
     """
 
     large: np.ndarray
-    small: dict[str, np.ndarray]
+    small: np.ndarray
     domains: dict[str, np.ndarray]
     clients: dict[int, dict[str, ByClient]]
     free: np.ndarray
@@ -79,14 +76,23 @@ def read(options: argparse.Namespace) -> Texts:
     }
     private = [own for of_seed in clients.values() for of in of_seed.values() for own in of.values()]
     free = np.setdiff1d(np.arange(len(texts)), np.concatenate(private))
-    free = np.random.default_rng(0).permutation(free)[: options.projector_texts + HELD_OUT]
+    free = np.random.default_rng(0).permutation(free)[: options.projector_texts]
     needed = np.unique(np.concatenate([*private, free]))
-    small = {}
-    for name, model in options.small:
-        vectors = SentenceEncoder(model, cache=options.cache).encode([texts[row] for row in needed])
-        small[name] = np.full((len(texts), vectors.shape[1]), np.nan, dtype=np.float32)
-        small[name][needed] = vectors
+    vectors = words(options.encoder).encode([texts[row] for row in needed], normalize_embeddings=True)
+    small = np.full((len(texts), vectors.shape[1]), np.nan, dtype=np.float32)
+    small[needed] = vectors
     return Texts(large, small, domains, clients, free)
+
+
+def words(folder: str) -> Any:
+    """The mean of the encoder's word embeddings."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    model = SentenceTransformer(folder, device="cpu", local_files_only=True)
+    weights = model[0].auto_model.get_input_embeddings().weight.detach().clone()
+    embedding = StaticEmbedding(model.tokenizer, embedding_weights=weights)
+    return SentenceTransformer(modules=[embedding], device="cpu")
 
 
 def draw_clients(vectors: np.ndarray, rows: np.ndarray, seed: int, split: str) -> ByClient:
@@ -109,19 +115,13 @@ def draw_clients(vectors: np.ndarray, rows: np.ndarray, seed: int, split: str) -
     }
 
 
-def make_server(texts: Texts, clients: ByClient, projections: Mapping[str, Map], seed: int) -> Server:
-    """Centres that the clients send by the large encoder, and by each small one with its trained projector."""
+def make_server(texts: Texts, clients: ByClient, projector: ProjectorModule, seed: int) -> Server:
+    """Centres that the clients send by the large encoder, and by word embeddings with the projector."""
     rows = np.setdiff1d(np.arange(len(texts.large)), np.concatenate([*clients.values()]))
     index = VectorIndex.build(texts.large[rows], "exact")
-    projected = {}
-    for name, small in texts.small.items():
-        projected[name] = project(send(small, clients, XI, seed), projections[f"{name}, trained"])
-    return Server(rows, index, send(texts.large, clients, XI, seed), projected)
-
-
-def project(sent: Mapping[str, Clusters], by: Map) -> dict[str, Clusters]:
-    """Centres in the server's space."""
-    return {client: Clusters(by(own.centers), own.sizes) for client, own in sent.items()}
+    small = send(texts.small, clients, XI, seed)
+    projected = {client: Clusters(projector.project(own.centers), own.sizes) for client, own in small.items()}
+    return Server(rows, index, send(texts.large, clients, XI, seed), {"words": projected})
 
 
 def score(
@@ -142,79 +142,36 @@ def score(
     }
 
 
-def about_centers(server: Server, chosen: Mapping[str, int]) -> dict[str, Any]:
-    """How similar chosen centres are to each other and to the public rows."""
-    names = sorted(server.sent)
-    kept = np.stack([server.sent[name].centers[chosen[name]] for name in names])
-    largest = np.stack([server.sent[name].centers[0] for name in names])
-    off = ~np.eye(len(names), dtype=bool)
-    similar = kept @ server.public_index.vectors.T
+def histograms(server: Server, chosen: Mapping[str, int]) -> dict[str, list[int]]:
+    """How similar each client's chosen centre is to the public rows: their numbers in `BINS`."""
+    vectors = server.public_index.vectors
     return {
-        "chosen_to_each_other": float((kept @ kept.T)[off].mean()),
-        "largest_to_each_other": float((largest @ largest.T)[off].mean()),
-        "texts_of_chosen": float(np.mean([server.sent[name].sizes[chosen[name]] for name in names])),
-        "texts_of_largest": float(np.mean([server.sent[name].sizes[0] for name in names])),
-        "rows_above_alpha": float((similar >= ALPHA).sum(axis=1).mean()),
-        "histograms": {
-            name: np.histogram(row, BINS)[0].tolist() for name, row in zip(names, similar, strict=True)
-        },
+        name: np.histogram(vectors @ own.centers[chosen[name]], BINS)[0].tolist()
+        for name, own in server.sent.items()
     }
-
-
-def projections_of(texts: Texts, seed: int, epochs: int) -> tuple[dict[str, Map], list[dict[str, Any]]]:
-    """Maps of every small encoder, trained on texts that are no client's, and how well they do on held-out ones."""
-    held_out, train = np.split(texts.free, [min(HELD_OUT, len(texts.free) // 2)])
-    found, rows = {}, []
-    for encoder, vectors in texts.small.items():
-        for name, by in maps(vectors[train], texts.large[train], seed, epochs=epochs).items():
-            found[f"{encoder}, {name}"] = by
-            agreement = alignment(by(vectors[held_out]), texts.large[held_out])
-            rows.append({"method": f"{encoder}, {name}", "seed": seed, **agreement._asdict()})
-    return found, rows
 
 
 def run_seed(texts: Texts, options: argparse.Namespace, seed: int) -> dict[str, list[dict[str, Any]]]:
     """All domains, numbers and ways with one seed."""
     clients = texts.clients[seed]
-    projections, projector_rows = projections_of(texts, seed, options.epochs)
-    result: dict[str, list[dict[str, Any]]] = {
-        "projector": projector_rows,
-        "coverage": [],
-        "overlap": [],
-        "centers": [],
-    }
+    small, large = texts.small[texts.free], texts.large[texts.free]
+    projector = fit_projector(small, large, seed=seed, epochs=options.epochs)
+    result: dict[str, list[dict[str, Any]]] = {"coverage": [], "centers": []}
     for domain, rows in texts.domains.items():
-        server = make_server(texts, clients[domain], projections, seed)
-        chosen = select_centers(server.sent, seed)
+        server = make_server(texts, clients[domain], projector, seed)
+        counts = histograms(server, select_centers(server.sent, seed))
         points = np.random.default_rng(seed).permutation(rows)[: options.points]
-        result["centers"].append({"domain": domain, "seed": seed, **about_centers(server, chosen)})
+        result["centers"].append({"domain": domain, "seed": seed, "histograms": counts})
         for number in options.numbers:
             start = time.perf_counter()
             about = {"domain": domain, "number": number, "seed": seed}
             inside = np.intersect1d(rows, server.rows)
-            given = {name: way() for name, way in ways(server, inside, number, ALPHA, seed).items()}
             result["coverage"] += [
-                {"method": name, **about, **score(texts, rows, points, clients[domain], of)}
-                for name, of in given.items()
-            ]
-            for name, by in projections.items():  # FedDCA's own clusters, seen by the small encoder
-                small = texts.small[name.split(", ")[0]]
-                same = project(same_clusters(texts.large, small, clients[domain], server.sent, chosen), by)
-                given[f"{name}, same clusters"] = around_one(
-                    server, same, dict.fromkeys(same, 0), number, ALPHA
-                )
-            result["overlap"] += [
-                {"method": name, **about, "overlap": mean_overlap(of, given["FedDCA"])}
-                for name, of in given.items()
+                {"method": name, **about, **score(texts, rows, points, clients[domain], way())}
+                for name, way in ways(server, inside, number, ALPHA, seed).items()
             ]
             print(f"seed {seed}, {domain}, {number}: {time.perf_counter() - start:.0f} s", flush=True)
     return result
-
-
-def mean_overlap(found: ByClient, reference: ByClient) -> float:
-    """See `overlap`; the mean over the clients."""
-    shares = overlap(*({client: rows.tolist() for client, rows in of.items()} for of in (found, reference)))
-    return sum(shares.values()) / len(shares)
 
 
 def table(rows: Sequence[dict[str, Any]], column: str) -> str:
@@ -239,7 +196,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--domain", nargs="+", action="append", required=True, metavar=("NAME", "FILE COLUMN")
     )
     parser.add_argument("--encoder", required=True, help="of the server, and of FedDCA's clients")
-    parser.add_argument("--small", nargs=2, action="append", default=[], metavar=("NAME", "FOLDER"))
     parser.add_argument("--numbers", nargs="+", type=int, default=[100, 1000, 5000])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--split", choices=("iid", "kmeans"), default="iid")
@@ -275,14 +231,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         drawn = [row for row in joined["centers"] if row["seed"] == options.seeds[0]]
         table_of = {row["domain"]: {"edges": BINS.tolist(), "counts": row["histograms"]} for row in drawn}
         save(draw_similarities(table_of, ALPHA), options.similarities)
-    print(markdown({"rows": joined["projector"]}))
     for number in options.numbers:
-        for kind, column in (
-            ("coverage", "coverage"),
-            ("coverage", "rows_in_domain"),
-            ("overlap", "overlap"),
-        ):
-            rows = [row for row in joined[kind] if row["number"] == number]
+        rows = [row for row in joined["coverage"] if row["number"] == number]
+        for column in ("coverage", "rows_in_domain"):
             print(f"\n{number} rows for each client\n{table(rows, column)}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""FedDCA, its baselines and its projectors on given vectors, for coverage.py: retrieval without a language model.
+"""FedDCA, its baselines and its projector on given vectors, for coverage.py: retrieval without a language model.
 
 Z. Wang et al. (FedDCA), 2024, https://arxiv.org/abs/2409.20135, Algorithms 1 and 2 and section 4.3. The classes of
 `fedlight.augmentation` start from texts. Rows are positions among all vectors, those of the clients included.
@@ -18,7 +18,6 @@ from fedlight.datamodules.vectors.clusters import Clusters, cluster
 from fedlight.datamodules.vectors.retrieval import retrieve, retrieve_direct
 from fedlight.datamodules.vectors.selection import select_centers
 from fedlight.datamodules.vectors.vector_index import VectorIndex
-from fedlight.evaluation.alignment import unit
 from fedlight.modules.projector import ProjectorModule
 from fedlight.support.seeding import derive_seed
 
@@ -26,8 +25,6 @@ Rows = Mapping[str, np.ndarray]
 """Client -> rows."""
 Sent = Mapping[str, Clusters]
 """Client -> its centres and their sizes."""
-Map = Callable[[np.ndarray], np.ndarray]
-"""Vectors ``(texts, small dimension)`` -> unit vectors ``(texts, large dimension)``."""
 
 
 class Server(NamedTuple):
@@ -128,37 +125,6 @@ def ways(
     }
 
 
-def same_clusters(
-    large: np.ndarray, small: np.ndarray, clients: Rows, sent: Sent, chosen: Mapping[str, int]
-) -> dict[str, Clusters]:
-    """Return the small encoder's centre of each client's selected cluster.
-
-    k-means finds other clusters with another encoder. With these, only the projector makes a difference.
-
-    Args:
-        large: vectors of all rows by the server's encoder.
-        small: vectors of all rows by the clients' small encoder.
-        clients: each client's rows.
-        sent: centres in the server's space.
-        chosen: client -> index of its selected centre.
-
-    Returns:
-        Client -> one centre, unit length, and the number of its rows.
-
-    Example:
-        >>> large, small = np.eye(3, dtype=np.float32), np.eye(3, 2, dtype=np.float32)
-        >>> sent = {"u": Clusters(large[:2], np.array([1, 1]))}
-        >>> same_clusters(large, small, {"u": np.array([0, 1])}, sent, {"u": 1})["u"].centers.tolist()
-        [[0.0, 1.0]]
-    """
-    found = {}
-    for client, own in clients.items():
-        members = own[(large[own] @ sent[client].centers.T).argmax(axis=1) == chosen[client]]
-        center = small[members].mean(axis=0)
-        found[client] = Clusters((center / np.linalg.norm(center))[None], np.array([len(members)]))
-    return found
-
-
 def fit_projector(
     small: np.ndarray,
     large: np.ndarray,
@@ -194,26 +160,3 @@ def fit_projector(
         )
         trainer.fit(module, loader, loader)  # not validated; without a loader Lightning warns of it
     return module.eval()
-
-
-def maps(small: np.ndarray, large: np.ndarray, seed: int = 0, **options: Any) -> dict[str, Map]:
-    """Return the trained projector, the untrained one and the least-squares map; arguments as in `fit_projector`."""
-    trained = fit_projector(small, large, seed=seed, **options)
-    untrained = ProjectorModule(small.shape[1], large.shape[1], seed=seed)
-    weights = least_squares_map(small, large)
-    return {
-        "trained": trained.project,
-        "untrained": untrained.project,
-        "least squares": lambda vectors: unit(_append_one(vectors) @ weights),
-    }
-
-
-def least_squares_map(small: np.ndarray, large: np.ndarray) -> np.ndarray:
-    """Return the affine map with the least squared error, ``(small dimension + 1, large dimension)``; the last row: bias."""
-    weights: np.ndarray = np.linalg.lstsq(_append_one(small), large, rcond=None)[0]
-    return weights
-
-
-def _append_one(vectors: np.ndarray) -> np.ndarray:
-    # The column of ones makes the last row of the weights the bias.
-    return np.concatenate([vectors, np.ones((len(vectors), 1), dtype=vectors.dtype)], axis=1)

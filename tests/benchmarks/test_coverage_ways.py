@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from coverage_ways import Server, around_all, around_one, same_clusters, send, ways
+from coverage_ways import Server, around_all, around_one, fit_projector, send, ways
 
 from fedlight.datamodules.vectors.clusters import Clusters
-from fedlight.datamodules.vectors.selection import select_centers
 from fedlight.datamodules.vectors.vector_index import VectorIndex
+from fedlight.evaluation.alignment import alignment, unit
 
 DEGREES = np.array([0, 2, 180, 182, *range(10, 100, 10), *range(190, 280, 10)])  # the first four are private
 
@@ -58,14 +58,16 @@ def test_draws_differ_by_client_and_by_seed(server):
     assert one["u"].tolist() != other["u"].tolist()
 
 
-def test_the_small_encoder_sees_the_texts_of_the_chosen_cluster():
-    large = circle(np.array([0, 10, 90, 100, 110]))
-    small = circle(np.array([40, 60, 200, 210, 220]))
-    clients = {"u": np.arange(5)}
-    sent = send(large, clients, clusters=2, seed=0)
-    assert sent["u"].sizes.tolist() == [3, 2]
-    for chosen, angle, size in ((0, 210, 3), (1, 50, 2)):
-        same = same_clusters(large, small, clients, sent, {"u": chosen})["u"]
-        np.testing.assert_allclose(same.centers, circle(np.array([angle])), atol=1e-6)
-        assert same.sizes.tolist() == [size]
-    assert select_centers(sent, seed=0) == {"u": 0}
+def test_the_projector_maps_held_out_vectors_and_is_a_function_of_the_seed():
+    rng = np.random.default_rng(0)
+    small = unit(rng.normal(size=(600, 6))).astype(np.float32)
+    large = unit(np.tanh(3 * small @ rng.normal(size=(6, 8)))).astype(np.float32)
+    one, same, other = (
+        fit_projector(small[:500], large[:500], epochs=20, batch_size=50, lr=0.01, seed=seed).project(
+            small[500:]
+        )
+        for seed in (0, 0, 1)
+    )
+    assert alignment(one, large[500:]).top1 > 0.8
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
