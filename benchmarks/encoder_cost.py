@@ -9,7 +9,6 @@ Run: OMP_NUM_THREADS=1 python benchmarks/encoder_cost.py --source FILE --columns
 """
 
 import argparse
-import json
 import re
 import statistics
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from shown_rows import show
 
 from fedlight.datamodules.rows.columns import text_at
 from fedlight.datamodules.rows.fields import instruction_text
@@ -84,20 +84,6 @@ def measure(
     ]
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
-    lines = [
-        "| encoder | dimensions | parameters | texts/s | times smaller | times faster |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row['encoder']} | {row['dimension']} | {row['parameters'] / 1e6:.1f} M | {row['texts_per_second']:,.0f} | "
-            f"{row['parameters_ratio']:.1f} | {row['speed_ratio']:.1f} |"
-        )
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -113,9 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = measure(models, texts, options.repetitions, options.batch_size)
     mean = sum(map(len, texts)) / len(texts)
     print(f"{len(texts):,} texts of {mean:,.0f} characters on average, {torch.get_num_threads()} threads")
-    print(table(rows))
-    if options.json:
-        options.json.write_text(json.dumps({"texts": len(texts), "rows": rows}, indent=1))
+    show(rows, options.json, texts=len(texts))
 
 
 if __name__ == "__main__":

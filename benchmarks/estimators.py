@@ -13,12 +13,12 @@ Run: OMP_NUM_THREADS=1 python benchmarks/estimators.py [--runs 60] [--intervals 
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shown_rows import show
 
 from fedlight.evaluation.bootstrap import bootstrap_interval
 from fedlight.evaluation.equal_length import Compared, rates_at_equal_length
@@ -160,14 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="where the rows go as well")
     options = parser.parse_args(arguments)
     rows = measure(options.runs, options.intervals)
-    for row in rows:
-        figures = {name: value for name, value in row.items() if name not in ("what", "prompts")}
-        print(
-            f"{row['what']:24}{row['prompts']:>14}  ",
-            *(f"{name} {value:.4f} " for name, value in figures.items()),
-        )
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1))
+    show(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from shown_rows import show
+
 LAST = 4
 RUNS = {
     "dropouts": "dropouts",
@@ -93,12 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(
             f"{options.run} has no folder of a seed: make it with fedlight run mixed_fleet --output {options.run}"
         )
-    for row in rows:
-        print(
-            f"seed {row['seed']}  {row['method']:26} {row['holders']:15} {row['score']:.3f}  of {row['questions']}"
-        )
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    show(rows, options.json)
 
 
 if __name__ == "__main__":

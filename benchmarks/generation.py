@@ -8,7 +8,6 @@ Run: OMP_NUM_THREADS=1 python benchmarks/generation.py [--model smollm2-135m-ins
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import Linear
+from shown_rows import show
 
 from fedlight.modules.language.base_model import load_base
 from fedlight.modules.language.generation import encode_prompts, pad_left
@@ -112,13 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="writes the figures to this file")
     options = parser.parse_args(argv)
     rows = [measure(options, number) for number in (1, options.batch)]
-    for row in rows:
-        speeds = "  ".join(f"{way} {speed:.1f}" for way, speed in row["tokens_per_second"].items())
-        print(f"{options.model}, {options.dtype}, {row['prompts']} prompts: {speeds} tokens per CPU second")
-        ratios = f"fresh {row['fresh']:.2f} of transformers, tuned {row['tuned_to_peft']:.2f} of PEFT"
-        print(f"  {ratios}, same texts {row['same']}")
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    show(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@ Both train the same model on the same batches, alternating within one run, so th
 reported is the median of the ratios of neighbouring rounds. A second part measures peak memory against the number of
 clients at a fixed cohort.
 
-Run: python benchmarks/loop_overhead.py [--rounds 6] [--trained adapters] [--widths 128 1024 2048 2880] [--json FILE]
+Run: python benchmarks/loop_overhead.py [--rounds 6] [--widths 128 1024 2048 2880] [--json FILE]
 """
 
 import argparse
-import json
 import logging
 import statistics
 import subprocess
@@ -17,10 +16,12 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
+from shown_rows import show
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -46,12 +47,11 @@ class Adapted(nn.Module):
 
 
 class Net(L.LightningModule):
-    """Four adapted layers, whose width sets how long a step takes; with ``full`` everything is trained."""
+    """Four adapted layers, whose width sets how long a step takes."""
 
-    def __init__(self, width: int, full: bool) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.net = nn.Sequential(*(Adapted(width) for _ in range(4)), nn.Linear(width, 1))
-        self.requires_grad_(True) if full else None
 
     def trained(self) -> list[nn.Parameter]:
         """The optimizer's parameters."""
@@ -134,20 +134,20 @@ def quiet_trainer(epochs: int, *callbacks: L.Callback) -> L.Trainer:
     )
 
 
-def compare(width: int, rounds: int, full: bool) -> tuple[float, float, float]:
+def compare(width: int, rounds: int) -> tuple[float, float, float]:
     """Milliseconds of a hand-written step, and the ratios of the loop's rounds and of plain epochs to rounds by hand.
 
     A plain epoch has as many batches as a round, and no federation: what remains above 1 there is Lightning's.
     """
     data = Data(width, examples=BATCH * STEPS * COHORT)
     shares = np.split(np.arange(len(data.set)), COHORT)
-    twin = Net(width, full)
+    twin = Net(width)
     wrapper = FederatedWrapper(data, lambda dataset: {str(i): rows for i, rows in enumerate(shares)})
     loop = FederatedLoop(clients_per_round=COHORT, local_steps=STEPS)
     ratios = []
     for datamodule, callbacks in ((wrapper, [loop]), (data, [])):
         clock = RoundClock(lambda: round_by_hand(twin, data.set, shares))
-        quiet_trainer(rounds + 1, *callbacks, clock).fit(Net(width, full), datamodule=datamodule)
+        quiet_trainer(rounds + 1, *callbacks, clock).fit(Net(width), datamodule=datamodule)
         hand, ours = clock.hand_seconds[1:], clock.lightning_seconds[1:]  # the first round warms up
         ratios.append(statistics.median(a / b for a, b in zip(ours, hand, strict=True)))
     return 1000 * statistics.median(hand) / (COHORT * STEPS), *ratios
@@ -159,7 +159,7 @@ def peak_memory(clients: int) -> None:
     trainer = quiet_trainer(3, FederatedLoop(clients_per_round=COHORT, local_steps=STEPS))
     split = np.array_split(np.arange(20_000), clients)
     wrapper = FederatedWrapper(data, lambda dataset: {str(i): rows for i, rows in enumerate(split)})
-    trainer.fit(Net(256, full=False), datamodule=wrapper)
+    trainer.fit(Net(256), datamodule=wrapper)
     peak = next(
         line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
     )
@@ -170,7 +170,6 @@ def main() -> None:
     """Prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--trained", nargs="+", default=["adapters", "all"], choices=["adapters", "all"])
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="of the layers")
     parser.add_argument("--json", type=Path, help="where the rows go as well")
     parser.add_argument("--clients", type=int, help="only the peak memory with that many clients")
@@ -181,25 +180,18 @@ def main() -> None:
         peak_memory(options.clients)
         return
     print(f"{COHORT} clients x {STEPS} steps a round, batch {BATCH}, {torch.get_num_threads()} threads")
-    print(
-        "  trained    ms per step by hand   round through FederatedLoop / by hand   plain Lightning / by hand"
-    )
-    rows = []
-    for trained in options.trained:
-        for width in options.widths:
-            milliseconds, ratio, lightning = compare(width, options.rounds, full=trained == "all")
-            print(f"  {trained:8}   {milliseconds:19.1f}   {ratio:36.3f}   {lightning:.3f}", flush=True)
-            row = {"trained": trained, "size": f"width {width}", "ms": milliseconds, "ratio": ratio}
-            rows.append({**row, "lightning": lightning})
-    print("peak memory of a run, cohort of 4")
+    rows: list[dict[str, Any]] = []
+    for width in options.widths:
+        milliseconds, ratio, lightning = compare(width, options.rounds)
+        row = {"trained": "adapters", "size": f"width {width}", "ms": milliseconds}
+        rows.append({**row, "ratio": ratio, "lightning": lightning})
     for clients in (10, 1_000, 10_000):
         command = [sys.executable, __file__, "--clients", str(clients)]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        peak = float(output.split()[-1])
-        print(f"  {clients:6d} clients   {peak:7.1f} MiB", flush=True)
-        rows.append({"trained": "adapters", "size": f"{clients} clients", "peak_mib": peak})
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1))
+        rows.append(
+            {"trained": "adapters", "size": f"{clients} clients", "peak_mib": float(output.split()[-1])}
+        )
+    show(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from peers_ways import Settings
+from shown_rows import show
 
 SIZES = [[2, 16], [4, 32], [8, 64]]
 HAND = "by hand"
@@ -264,20 +265,6 @@ def _ratio(found: dict[tuple[str, str], list[float]], name: str, other: str, siz
     }
 
 
-def table(rows: Sequence[dict[str, Any]], sizes: Sequence[str]) -> str:
-    """The rows as a table in Markdown."""
-    heads = (f"{size}: visits/s | ratio" for size in sizes)
-    lines = [f"| way | {' | '.join(heads)} |", "|---" * (2 * len(sizes) + 1) + "|"]
-    for row in rows:
-        cells = [row["way"]]
-        for size in sizes:
-            cells.append(f"{row[f'visits_{size}']:.1f}" if f"visits_{size}" in row else "")
-            values = [row.get(f"{column}_{size}") for column in ("ratio", "low", "high")]
-            cells.append("{:.2f} ({:.2f} to {:.2f})".format(*values) if None not in values else "")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -317,9 +304,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             flush=True,
         )
         rows = compare(measure(names, settings, pythons, options.threads, log), settings.clients)
-    print(table(rows, options.sizes))
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    show(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ Run: python benchmarks/polis.py --polis FOLDER --model FOLDER_OR_HUB_NAME [--pai
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from shown_rows import show
 
 from fedlight.recipes import recipe
 from fedlight.recipes.polis import opinion_table
@@ -95,8 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             options.methods,
         )
     ]
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    show(rows, options.json)
     if options.figure is not None:
         panels = {
             name: estimates(

@@ -15,7 +15,6 @@ Run: OMP_NUM_THREADS=1 python benchmarks/rank_collapse.py [--rounds 20] [--json 
 """
 
 import argparse
-import json
 import logging
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ import lightning as L
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
+from shown_rows import show
 from torch import Tensor, nn
 
 from fedlight import Algorithm, FederatedDataModule, FederatedLoop
@@ -172,13 +172,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         warnings.simplefilter("ignore")
         for method in METHODS:
             rows += measure(method, options.rounds)
-            for row in [row for row in rows if row["method"] == method]:
-                print(
-                    f"{method:28} round {row['round']:>3}  energy {row['energy']:.3f}  loss {row['loss']:.4f}",
-                    flush=True,
-                )
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    show(rows, options.json)
 
 
 if __name__ == "__main__":

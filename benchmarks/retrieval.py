@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shown_rows import show
 
 from fedlight.datamodules.vectors.vector_index import VectorIndex, reach_recall
 
@@ -164,33 +165,6 @@ def measure(vectors: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown tables: the indexes, their searches, and with a target the efforts that were tried."""
-    lines = [
-        "| rows | build s | RSS built GiB | RSS peak GiB |",
-        "|---|" + "---|" * 3,
-    ]
-    for row in rows:
-        names = ("build_seconds", "rss_built_gib", "rss_peak_gib")
-        lines.append(f"| {row['rows']:,} | " + " | ".join(f"{row[name]:.2f}" for name in names) + " |")
-    lines += ["", "| rows | k | below | recall | hnsw queries/s | exact queries/s |", "|---|" + "---|" * 5]
-    for row in rows:
-        for one in row["searches"]:
-            speeds = f"{one['hnsw_per_second']:.0f} | {one['exact_per_second']:.0f}"
-            lines.append(
-                f"| {row['rows']:,} | {one['k']} | {one['below'] or '-'} | {one['recall']:.4f} | {speeds} |"
-            )
-    if any("efforts" in row for row in rows):
-        names = "rows | k | below | ef | recall | worst query | hnsw queries/s | exact queries/s | searched"
-        lines += ["", f"| {names} |", "|---|" + "---|" * 8]
-    for row in rows:
-        for one in row.get("efforts", ()):
-            speeds = f"{one['hnsw_per_second']:.0f} | {one['exact_per_second']:.0f} | {one['searched']}"
-            recalls = f"{one['ef']:,} | {one['recall']:.4f} | {one['worst_query']:.4f}"
-            lines.append(f"| {row['rows']:,} | {one['k']} | {one['below'] or '-'} | {recalls} | {speeds} |")
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -212,9 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = [measure(vectors, options)]
     else:
         rows = [in_own_process(size, options) for size in options.sizes]
-    print(table(rows))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+    show(rows, options.json)
 
 
 def in_own_process(size: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -231,7 +203,7 @@ def in_own_process(size: int, options: argparse.Namespace) -> dict[str, Any]:
         arguments = [text for name, value in numbers.items() for text in (f"--{name}", str(value))]
         arguments += ["--k", *map(str, options.k), "--json", str(file)]
         subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.DEVNULL)
-        (row,) = json.loads(file.read_text())
+        (row,) = json.loads(file.read_text())["rows"]
         return dict(row)
 
 

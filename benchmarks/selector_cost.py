@@ -21,7 +21,6 @@ Run: OMP_NUM_THREADS=1 python benchmarks/selector_cost.py [--texts 350x40 40x200
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from shown_rows import show
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -250,18 +250,6 @@ def measure(folder: str, prompt: int, response: int, options: argparse.Namespace
     return rows
 
 
-def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    """The rows of one length of texts; in brackets the ratio to the first row."""
-    first = rows[0]
-    print(f"prompt {first['prompt_tokens']} tokens, responses 2 x {first['response_tokens']}")
-    names = "".join(f"{name:>17}" for name in ("seconds", "GFLOP", "saved MiB", "peak MiB"))
-    print(f"  {'per step':26}{'texts x tokens':>15}{names}   adapter bytes")
-    for row in rows:
-        figures = "".join(f"{row[name]:9.2f} ({row['ratios'][name]:5.2f})" for name in COLUMNS)
-        shape = f"{row['sequences']} x {row['tokens']}"
-        print(f"  {row['method']:26}{shape:>15}{figures}   {row['adapter_bytes']:13,}", flush=True)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a table for each length of texts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -281,11 +269,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         save_model(folder, options)
         for text in options.texts:
             prompt, response = map(int, text.split("x"))
-            found = measure(folder, prompt, response, options)
-            print_table(found)
-            rows += found
-    if options.json:
-        options.json.write_text(json.dumps({"model": model, "rows": rows}, indent=1) + "\n")
+            rows += measure(folder, prompt, response, options)
+    show(rows, options.json, model=model)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ summaries, and how much the samples of one post differ.
 """
 
 import argparse
-import json
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from shown_rows import show
 from toy_exercises import BETTER, QUESTIONS, answers, name_questions
 
 from fedlight.support.seeding import derive_seed
@@ -90,11 +90,7 @@ def main() -> None:
         AutoTokenizer.from_pretrained(folder),
     )
     abilities = writing(model, tokenizer) | reading(model, tokenizer)
-    for name, value in abilities.items():
-        print(f"{name:24} {value:.3f}")
-    if options.json:
-        rows = [{"ability": name, "value": value} for name, value in abilities.items()]
-        options.json.write_text(json.dumps({"rows": rows}, indent=1), encoding="utf-8")
+    show([{"ability": name, "value": value} for name, value in abilities.items()], options.json)
 
 
 def _share_right(

@@ -8,8 +8,7 @@ losses of a round differ by more than ``--tolerance``: then they train unlike th
 
 * steps: median training steps a second of a way's rounds; a round is one epoch of the data.
 * ratio: median over the rounds of fedlight's speed to TRL's in the same turn; low and high are its extremes.
-* dpo: both compute the reference in each step (fedlight's is told to forget it). dpo, cached: TRL computes it before the
-  training, fedlight in the first epoch, and neither is measured.
+* dpo: both compute the reference in each step; fedlight's is told to forget it.
 
 TRL, https://github.com/huggingface/trl, runs in a separate environment, where trl, accelerate, torch, transformers, peft
 and datasets can be imported: ``--trl`` names a Python there.
@@ -33,9 +32,10 @@ import numpy as np
 import torch
 from peers import make_model, measure
 from peers_ways import VOCABULARY, Settings, Turns
+from shown_rows import show
 from torch import Tensor, nn
 
-RATES = {"sft": 1e-3, "reward": 1e-4, "dpo": 1e-4, "dpo, cached": 1e-4}
+RATES = {"sft": 1e-3, "reward": 1e-4, "dpo": 1e-4}
 """Task -> learning rate."""
 BETA = 0.1
 SIDES = ("chosen", "rejected")
@@ -133,7 +133,7 @@ def train_trl(task: str, settings: Settings, size: list[int], turns: Turns) -> N
 
     losses, rows = list[Tensor](), draw_pairs(settings, size)
     parent, config, loader = trl.DPOTrainer, trl.DPOConfig, Causal.from_pretrained
-    own: dict[str, Any] = {"beta": BETA, "precompute_ref_log_probs": "cached" in task}
+    own: dict[str, Any] = {"beta": BETA}
     if task == "sft":
         parent, config, own = trl.SFTTrainer, trl.SFTConfig, {}
         for row in rows:
@@ -200,14 +200,6 @@ def compare(found: dict[tuple[str, str], list[float]], settings: Settings, toler
     return rows
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return the rows as a table in Markdown."""
-    lines = ["| task | size | steps/s | TRL | ratio | loss | apart |", "|---|---|---|---|---|---|---|"]
-    form = "| {task} | {size} | {steps:.1f} | {trl_steps:.1f} | {ratio:.2f} ({low:.2f} to {high:.2f}) "
-    form += "| {first_loss:.4f} to {last_loss:.4f} | {apart:.1g} |"
-    return "\n".join([*lines, *(form.format(**row) for row in rows)])
-
-
 def work(way: str, settings: Settings) -> None:
     """Train all sizes in turns, as one of the processes."""
     warnings.filterwarnings("ignore")
@@ -249,9 +241,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ways = [f"fedlight: {task}", f"trl: {task}"]
             found = measure(ways, settings, {ways[1]: options.trl}, options.threads, log, Path(__file__))
             rows += compare(found, settings, options.tolerance)
-    print(table(rows))
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    show(rows, options.json)
 
 
 if __name__ == "__main__":

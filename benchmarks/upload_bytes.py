@@ -8,6 +8,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from shown_rows import show
+
 from fedlight.lightning_cli.cli import ReadSettings, find_config
 from fedlight.plan.plan import workload
 
@@ -44,11 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [measure(name, wire) for name, wire in WIRES.items()]
     for row in rows:
         row["times_less"] = rows[0]["bytes"] / row["bytes"]
-        print(
-            f"{row['upload']:36} up {row['bytes']:9,}  1/{row['times_less']:.1f}  down {row['bytes_down']:9,}"
-        )
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1))
+    show(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ Run: OMP_NUM_THREADS=1 python benchmarks/wire.py [--hidden 1024] [--layers 24] [
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from shown_rows import show
 
 from fedlight.federation.channel import pack, unpack
 from fedlight.federation.client import State, serialized_bytes
@@ -36,7 +36,6 @@ CHAINS: dict[str, list[Codec]] = {
     "top 1 %, nf4": [TopK(0.01), Quantize("nf4")],
     "clip, int8": [ClipAndNoise(clip_norm=1e9, noise_multiplier=0.0), Quantize("int8")],
 }
-COLUMNS = ("share", "error", "worst", "cosine")
 
 
 def movement(hidden: int, layers: int, rank: int) -> State:
@@ -77,14 +76,6 @@ def measure(state: State) -> list[dict[str, float | str]]:
     return rows
 
 
-def table(rows: Sequence[dict[str, float | str]]) -> str:
-    """The rows as Markdown."""
-    lines = [f"| codec | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
-    for row in rows:
-        lines.append(f"| {row['codec']} | {' | '.join(f'{row[column]:.4f}' for column in COLUMNS)} |")
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -96,9 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     state = movement(options.hidden, options.layers, options.rank)
     rows = measure(state)
     print(f"{serialized_bytes(state) / 1e6:.2f} MB in {len(state)} tensors")
-    print(table(rows))
-    if options.json:
-        options.json.write_text(json.dumps({"bytes": serialized_bytes(state), "rows": rows}, indent=1))
+    show(rows, options.json, bytes=serialized_bytes(state))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def test_rows(benchmark, measured, tmp_path, given):
     vectors = benchmark.made_up(2000, 16, seed=3)
     np.save(tmp_path / "vectors.npy", vectors)
     data = ["--sizes", "2000"] if given == "sizes" else ["--vectors", str(tmp_path / "vectors.npy")]
-    (row,) = measured(*data, "--dimension", "16", "--queries", "20", "--k", "5", "20")
+    (row,) = measured(*data, "--dimension", "16", "--queries", "20", "--k", "5", "20")["rows"]
     assert (row["rows"], row["dimension"]) == (2000, 16)
     searches = [(one["k"], one["below"]) for one in row["searches"]]
     assert searches == [(5, None), (20, None), (5, 0.7), (20, 0.7)]
@@ -53,7 +53,7 @@ def test_near_duplicates(benchmark):
 def test_efforts_until_a_target(measured):
     pytest.importorskip("hnswlib")
     sizes = ("--sizes", "3000", "--dimension", "32", "--queries", "20", "--k", "10")
-    (row,) = measured(*sizes, "--near_duplicates", "0.02", "--target", "1")
+    (row,) = measured(*sizes, "--near_duplicates", "0.02", "--target", "1")["rows"]
     assert {(one["k"], one["below"]) for one in row["efforts"]} == {(10, None), (10, 0.7)}
     for search in row["searches"]:  # the first effort is that of a search without a target
         first = next(one for one in row["efforts"] if one["below"] == search["below"])
