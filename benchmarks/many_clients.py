@@ -6,7 +6,7 @@ and all clients are grouped in every round; the validation examples, 20,000, are
 Each run is a separate process that saves a checkpoint after every round, as `fedlight fit` does. Reported are the peak
 memory of the process (VmHWM), what lies on disk at the end, and the median round.
 
-Run: python benchmarks/many_clients.py [--rounds 6] [--clients 10 1000 10000]
+Run: python benchmarks/many_clients.py [--rounds 6] [--clients 10 1000 10000] [--json FILE]
 """
 
 import argparse
@@ -17,7 +17,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from shown_rows import show
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
 
@@ -202,23 +204,6 @@ def on_disk(folder: Path) -> dict[str, float]:
     }
 
 
-def table(rows: Mapping[str, Mapping[int, Mapping[str, float]]]) -> str:
-    """Method -> number of clients -> the measured values, as text."""
-    lines = ["method        clients   peak MiB   memories   checkpoint   tables   s/round   s/grouping"]
-    for method, runs in rows.items():
-        for clients, run in runs.items():
-            grouping = f"{run['grouping']:10.2f}" if "grouping" in run else ""
-            lines.append(
-                f"{method:12} {clients:8,} {run['peak_mib']:10.1f} {run['memories_mib']:10.1f} "
-                f"{run['checkpoint_mib']:12.2f} {run['tables_mib']:8.2f} {run['round']:9.3f}   {grouping}".rstrip()
-            )
-        if len(runs) > 1:  # the two largest: memories of fewer clients may still lie in RAM
-            fewer, most = sorted(runs)[-2:]
-            growth = (runs[most]["peak_mib"] - runs[fewer]["peak_mib"]) * 2**20 / (most - fewer)
-            lines.append(f"{method:12} {growth:8,.0f} bytes of peak memory for each further client")
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -227,28 +212,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--only", choices=["scaffold", "fedbiscuit"], help="one run, in this process, as JSON"
     )
+    parser.add_argument("--json", type=Path, help="where the rows go as well")
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     if options.only:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(measure(options.only, options.clients[0], options.rounds, Path(folder))))
         return
-    rows: dict[str, dict[int, dict[str, float]]] = {"scaffold": {}, "fedbiscuit": {}}
-    for method, runs in rows.items():
-        for clients in options.clients:
-            command = [
-                sys.executable,
-                __file__,
-                f"--only={method}",
-                f"--clients={clients}",
-                f"--rounds={options.rounds}",
-            ]
-            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            runs[clients] = json.loads(output.splitlines()[-1])
-    print(
-        f"{COHORT} clients x {STEPS} steps a round, {torch.get_num_threads()} threads, limit {LIMIT_MIB} MiB of memories"
-    )
-    print(table(rows))
+    rows = []
+    for method, clients in product(("scaffold", "fedbiscuit"), options.clients):
+        numbers = [f"--clients={clients}", f"--rounds={options.rounds}"]
+        command = [sys.executable, __file__, f"--only={method}", *numbers]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        rows.append({"method": method, "clients": clients, **json.loads(output.splitlines()[-1])})
+    show(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -69,17 +69,6 @@ def test_what_is_done_is_not_done_again(benchmark, arguments, rows, monkeypatch,
         benchmark.main([*arguments[0], "--points", "9"])
 
 
-def test_clients_have_texts_of_their_own(benchmark):
-    vectors = np.eye(200, dtype=np.float32)
-    for split in ("iid", "kmeans"):
-        own = benchmark.draw_clients(vectors, np.arange(200), 0, split)
-        assert len(own) == 10
-        assert len(np.unique(np.concatenate([*own.values()]))) == sum(map(len, own.values()))
-        again, other = (benchmark.draw_clients(vectors, np.arange(200), seed, split) for seed in (0, 1))
-        assert all((own[name] == again[name]).all() for name in own)
-        assert any(own[name].tolist() != other[name].tolist() for name in own)
-
-
 def test_a_score_by_hand(benchmark):
     """Of four points at right angles one is private, one is given, and one that is given is of another domain."""
     texts = benchmark.Texts(np.eye(5, dtype=np.float32), np.eye(0), {}, {}, np.arange(0))

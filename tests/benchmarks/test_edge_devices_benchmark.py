@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import edge_devices
 import pytest
-from edge_devices import CASES, Case, compare, error, expect, fit_utilisation, halves, summary
+from edge_devices import Case, compare, expect, fit_utilisation, halves, summary
 
 from fedlight.devices.device import Device, load_device
 
@@ -72,16 +72,6 @@ def test_releases_have_their_own_utilisation_and_a_fitted_case(model):
     cases = [Case(f"jetson_nano/{n}/a", n, 1, 1, 8, 1, 1.0) for n in "ab"]
     with pytest.raises(ValueError, match="jetson_nano, b: there is no case on which to fit"):
         compare(cases, model)
-
-
-def test_published_cases():
-    assert len({case.name for case in CASES}) == len(CASES) == 20
-    fitted = halves(case.name for case in CASES)
-    assert sum(fitted.values()) == 10
-    for case in CASES:
-        assert case.batch * case.parts * case.tokens == (512 if case.release == "2026-04-16" else 128)
-    assert error(3.0, 2.0) == 0.5
-    assert error(3.0, None) is None
 
 
 def test_all_that_it_writes(model, tmp_path, monkeypatch, capsys):

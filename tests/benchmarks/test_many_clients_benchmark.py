@@ -24,10 +24,3 @@ def test_what_is_measured(benchmark, method, capsys):
     else:
         assert 0 < found["grouping"] < found["round"]
         assert found["memories_mib"] == 0
-
-
-def test_the_table(benchmark):
-    run = {"round": 0.5, "memories_mib": 0.0, "checkpoint_mib": 1.0, "tables_mib": 0.25, "grouping": 0.125}
-    text = benchmark.table({"fedbiscuit": {1: {**run, "peak_mib": 100.0}, 1025: {**run, "peak_mib": 101.0}}})
-    assert "1,025      101.0        0.0         1.00     0.25     0.500         0.12" in text
-    assert text.endswith("1,024 bytes of peak memory for each further client")

@@ -49,23 +49,6 @@ def test_the_configs_hold_out_fold_0(benchmark, name):
     assert {value.removesuffix("_*") for value in values} == benchmark.held_out(DEBATES, 0)
 
 
-def test_two_orders_are_averaged_for_the_same_pair(benchmark):
-    # Pair 0 is asked as rows 0 and 1, pair 3 as rows 6 and 7; the order in which they were scored is mixed.
-    rows, labels = np.array([7, 0, 6, 1]), np.array([1, 0, 0, 1])
-    log_odds = np.array([-0.5, -2.0, -3.0, -1.0])
-    # Single orders: 7 wrong, 0 right, 6 right, 1 wrong. Row 7 less row 6: 2.5, B, right; row 0 less row 1: -1, A, right.
-    assert benchmark.accuracies(rows, labels, log_odds) == (0.5, 1.0)
-
-
-def test_sample_keeps_the_order_and_is_always_the_same(benchmark):
-    pairs = [{"n": n} for n in range(20)]
-    assert benchmark.sample(pairs, 0) == pairs
-    few = benchmark.sample(pairs, 5)
-    assert len(few) == 5
-    assert few == benchmark.sample(pairs, 5)
-    assert [pair["n"] for pair in few] == sorted(pair["n"] for pair in few)
-
-
 def pair(name, a, b, choice, **more):
     return {"pair_id": name, "prompt": "p", "response_a": a, "response_b": b, "choice": choice, **more}
 

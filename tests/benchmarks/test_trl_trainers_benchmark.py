@@ -38,15 +38,6 @@ def test_fedlight_trains_all_rounds_and_notes_its_losses(settings, task, monkeyp
     assert len(passes) == (6 if task == "dpo" else 0)
 
 
-def test_pairs_have_half_of_the_tokens_in_the_prompt(settings):
-    import trl_trainers
-
-    rows = trl_trainers.draw_pairs(settings, [2, 8])
-    assert len(rows) == 6
-    assert all([*row] == ["prompt_ids", "chosen_ids", "rejected_ids"] for row in rows)
-    assert {len(part) for row in rows for part in row.values()} == {4}
-
-
 def test_both_sides_start_from_the_same_adapter():
     from trl_trainers import set_start
 
