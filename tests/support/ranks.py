@@ -48,7 +48,7 @@ def _start(rank, size, port, work, folder):
         os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
         with (folder / f"{rank}.log").open("w", buffering=1) as log:
             os.dup2(log.fileno(), 2)
-            logging.getLogger("lightning.pytorch").addHandler(logging.StreamHandler(log))
+            _log_to(log)
             with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
                 try:
                     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(work(rank)))
@@ -58,6 +58,18 @@ def _start(rank, size, port, work, folder):
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _log_to(log):
+    """Write each message of Lightning there once, whatever other tests have done to its loggers in this process."""
+    logging.disable(logging.NOTSET)
+    logger, names = logging.getLogger("lightning.pytorch"), [*logging.root.manager.loggerDict]
+    for each in (logging.getLogger(name) for name in names if name.startswith(f"{logger.name}.")):
+        each.disabled = False
+        each.setLevel(logging.NOTSET)
+    logger.setLevel(logging.INFO)
+    # Those of Lightning's import, here or in the logger above, may write to stderr, which is this log.
+    logger.handlers, logger.propagate = [logging.StreamHandler(log)], False
 
 
 def wait_for(children, seconds):
