@@ -22,7 +22,7 @@ def choose_device(device: str = "auto") -> torch.device:
     """Return the torch device of a setting: ``auto`` for the GPU where there is one, or a name of torch.
 
     Raises:
-        ValueError: torch has no such device, or no GPU here.
+        ValueError: torch has no such device, or no such GPU here.
     """
     if device == "auto":
         return torch.device("cuda" if has_cuda() else "cpu")
@@ -32,6 +32,10 @@ def choose_device(device: str = "auto") -> torch.device:
         raise ValueError(f"device={device!r} is none of torch: set it to auto, cpu or cuda") from None
     if chosen.type == "cuda" and not has_cuda():
         raise ValueError(f"device={device!r}, but torch finds no GPU here: set it to auto or cpu")
+    if chosen.type == "cuda" and chosen.index and chosen.index >= torch.cuda.device_count():
+        raise ValueError(
+            f"device={device!r}, but torch finds {torch.cuda.device_count()} here, from cuda:0 on: set it to one of these"
+        )
     return chosen
 
 

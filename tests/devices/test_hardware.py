@@ -56,6 +56,11 @@ def test_auto_is_the_gpu_where_there_is_one(monkeypatch, has_cuda, expected):
     assert hardware.choose_device("cpu") == CPU
     with pytest.raises(ValueError, match="device='gpu' is none of torch: set it to auto, cpu or cuda"):
         hardware.choose_device("gpu")
+    if has_cuda:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        assert hardware.choose_device("cuda:1") == torch.device("cuda", 1)
+        with pytest.raises(ValueError, match="device='cuda:9', but torch finds 2 here"):
+            hardware.choose_device("cuda:9")
 
 
 @pytest.mark.parametrize("kind", [LocalGenerator, LocalJudge, SelectorJudge, partial(LESS, number=1)])
