@@ -184,7 +184,7 @@ def run(folder, sent, errors, **metrics):
 def runs(tmp_path):
     own = {"score/domain": 0.0, "own/domain/client_mean": 0.25}
     clipped = {"score/domain": 0.875, "fed/epsilon": float("inf")}  # alone, without noise
-    noised = {"score/domain": 0.5, "fed/epsilon_local": 7.0}
+    noised = {"score/domain": 0.5, "fed/epsilon_local": 5.0, "fed/epsilon_example": 7.0}
     return {
         "FedAvg": {
             "iid": run(tmp_path / "a", [(1024, 2048), (1024, 0)], [0.25, 0.75], **clipped),
