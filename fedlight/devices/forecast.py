@@ -64,7 +64,8 @@ class Forecast:
         device: the device.
         fit: how the visit was made to fit, or the smallest way if it does not.
         reason: "" if the device takes part, else as in `Outcome`: ``out_of_memory``, ``late``
-            (it takes longer than the deadline) or ``left`` (longer than the device ever stays).
+            (it takes longer than the deadline) or ``left`` (longer than the device ever stays); or ``never``, if the
+            device is available at no time.
         job: the visit as the clock takes it.
         joules: energy of a whole visit.
         rounds_per_day: visits that the device could do one after the other while it is available; 0 if out of memory.
@@ -99,7 +100,7 @@ def forecast(device: Device, work: Workload, deadline_seconds: float | None = No
     elif deadline_seconds is not None and job.seconds > deadline_seconds:
         reason = "late"
     else:
-        reason = "" if rounds else "left"
+        reason = "" if rounds else "left" if device.availability.visits_per_day(1e-6) else "never"
     return Forecast(
         device, fitted, reason, job, device.watts * job.seconds, rounds, work.lora_rank, forward_fits
     )

@@ -42,6 +42,7 @@ from fedlight.support.words import three_digits
 
 GIB = 2**30
 FITS = {"out_of_memory": "out of memory", "late": "yes, but late", "left": "yes, but leaves"}
+FITS["never"] = "yes, but never there"
 SIZES = ("base", "adapter", "gradients", "moments", "activations", "peak", "budget")
 BATCH = "batches of {batch_size} texts of {max_tokens} tokens"
 
@@ -278,6 +279,8 @@ def _advice(plan: Plan, forecast: Forecast) -> str:
         return f"{name}: a visit takes {seconds} s, the round {three_digits(plan.settings['deadline_seconds'])} s"
     if forecast.reason == "left":
         return f"{name}: a visit takes {seconds} s, it is never available for so long"
+    if forecast.reason == "never":
+        return f"{name}: it is never available (availability: 0)"
     if forecast.reason != "out_of_memory":
         return ""
     needs = three_digits(forecast.fit.footprint.peak_bytes / GIB)

@@ -88,6 +88,7 @@ def test_late_and_never_there_for_long_enough():
     assert forecast(device(10**6), WORK, deadline_seconds=3.0).reason == "late"
     minutes = Trace(((0, 3 / 3600), (1, 1 + 2 / 3600)), period_hours=24)
     assert forecast(device(10**6, availability=minutes), WORK).reason == "left"
+    assert forecast(device(10**6, availability=Chance(0.0)), WORK).reason == "never"
     longer = Trace(((0, 8 / 3600), (1, 1 + 2 / 3600)), period_hours=24)
     found = forecast(device(10**6, availability=longer), WORK)
     assert (found.reason, found.rounds_per_day) == ("", 2)
