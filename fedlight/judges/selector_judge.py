@@ -108,13 +108,22 @@ class SelectorJudge(ReadsModel, Judge):
 
         Returns:
             ``(selectors, pairs, 2)``, the mean over both orders with ``orders="both"``; NaN for a pair that is too long.
+
+        Raises:
+            ValueError: a selector gives no numbers for a pair that fits.
         """
         selector = self._loaded()
         encoded = encode_choice(self._tokenizer, self.template, pairs, self.max_tokens, self.choices)
         cut = f"lose the end of {{{self.template.trim}}}"
         self.trimmed = self._count(self.trimmed, encoded.trimmed, f"of {2 * len(pairs)} inputs", cut)
         fits = np.flatnonzero(encoded.both_kept())
-        return gather(self._votes(selector, ShownPairs(encoded, fits, self.orders)), len(pairs), self.orders)
+        votes = gather(self._votes(selector, ShownPairs(encoded, fits, self.orders)), len(pairs), self.orders)
+        if np.isnan(votes[:, fits]).any():
+            raise ValueError(
+                f"SelectorJudge: the selector in {self._selector.options.adapter} gives no numbers for a pair, "
+                "so its training has diverged: train it again, with a lower learning rate"
+            )
+        return votes
 
     def _votes(self, selector: SelectorModule, shown: ShownPairs) -> Iterator[dict[str, Any]]:
         for start in range(0, len(shown), self.batch_size):

@@ -90,6 +90,16 @@ def test_equal_answers_are_not_read_and_the_model_is_loaded_once(adapter, tiny_m
     assert not any(part.training for part in judge._selector.modules())
 
 
+def test_a_selector_that_has_diverged_is_refused(adapter, tiny_model):
+    judge = SelectorJudge(adapter, model=tiny_model)
+    judge.verdicts(FIELDS[:1], OURS[:1], THEIRS[:1])
+    for name, weight in judge._selector.named_parameters():
+        if "lora_B" in name:
+            weight.data.fill_(math.nan)
+    with pytest.raises(ValueError, match="gives no numbers for a pair, so its training has"):
+        judge.verdicts(FIELDS[:1], OURS[:1], THEIRS[:1])
+
+
 def test_an_empty_answer_is_read_where_the_other_is_none(adapter, tiny_model):
     scores = SelectorJudge(adapter, model=tiny_model, orders="one").verdicts(
         FIELDS, [""] * len(FIELDS), THEIRS
