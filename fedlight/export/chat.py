@@ -22,6 +22,7 @@ from fedlight.judges.selector_judge import SelectorJudge
 from fedlight.modules.reward import RewardModule
 from fedlight.modules.selector import SelectorModule
 from fedlight.runs.facts import within
+from fedlight.support.checks import check_range
 from fedlight.support.console import OneLineArguments
 
 ASKED = ("instruction", "prompt", "question", "post")
@@ -59,6 +60,7 @@ def main(argv: Sequence[str]) -> None:
     options = make_parser().parse_args(argv)
     if options.max_new_tokens < 1 or not 0 <= options.temperature < math.inf:
         raise ValueError("--max-new-tokens is at least 1, and --temperature a number from 0")
+    check_range("--seed", options.seed, 0, 2**64 - 1)
     opened = open_run(options.run, options.checkpoint, options.model)
     if issubclass(opened.kind, (SelectorModule, RewardModule)):
         raise ValueError(

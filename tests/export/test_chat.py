@@ -103,6 +103,7 @@ def test_what_cannot_be_talked_with_is_refused_with_its_remedy(run, selectors, p
     for name in ("nothing", "prompt"):
         assert "besides prompt, which is typed" in refused(piped([], run, "--set", f"{name}=x"))
     assert "SLOT=TEXT" in refused(piped([], run, "--set", "nothing"))
+    assert f"--seed={2**64} must be in" in refused(piped([], run, "--seed", 2**64))
 
 
 def test_ctrl_d_and_quit_end_a_conversation(run, monkeypatch):
