@@ -10,12 +10,16 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Mapping
+from datetime import date, timedelta
 from enum import Enum
+from functools import partial
 from hashlib import blake2b
+from numbers import Number
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 CLASS = "class"
@@ -44,13 +48,16 @@ def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
         return _of_numbers(value)
     if isinstance(value, (Path, Enum)):
         return str(value)
+    if isinstance(value, (bytes, Number, torch.dtype, timedelta, date)):
+        return repr(value)
     if isinstance(value, type) or inspect.isroutine(value):
         return _path(value)
     if any(value is holder for holder in seen):  # it holds itself, so there is no end
         return {CLASS: _path(type(value))}
     seen = (*seen, value)
     if isinstance(value, Mapping):
-        return _short({str(key): described(item, seen) for key, item in value.items()})
+        named = {str(key): described(item, seen) for key, item in value.items()}
+        return _short({key: named[key] for key in sorted(named)})  # no result depends on the order
     if isinstance(value, (list, tuple, range)):
         return _short([described(item, seen) for item in value])
     if isinstance(value, (set, frozenset)):
@@ -176,6 +183,8 @@ def _brief(value: Any) -> Any:
 def _settings(value: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
     attributes = getattr(value, "__dict__", {})
     public = {name: item for name, item in attributes.items() if not name.startswith("_")}
     arguments = constructor_arguments(type(value))
@@ -189,7 +198,8 @@ def _settings(value: Any) -> dict[str, Any]:
 def _of_numbers(value: Any) -> Any:
     array = value.detach().cpu() if isinstance(value, Tensor) else np.asarray(value)
     if array.ndim == 0:
-        return array.item()
+        item = array.item()
+        return item if type(item) in (bool, int, float, str) else repr(item)
     kind, shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
     return f"{kind} {shape} {digest(array.tolist())}"
 

@@ -1,4 +1,5 @@
 import dataclasses
+import datetime
 import enum
 import functools
 from pathlib import Path
@@ -59,13 +60,13 @@ def test_other_values_are_plain_too():
     values = [Path("a/b"), Kind.ONE, Plain, digest, {3, 1}, range(2), np.float32(0.5), torch.tensor(3)]
     assert described(values)[:3] == ["a/b", "Kind.ONE", HERE + "Plain"]
     assert described(values)[3:] == ["fedlight.digest", [1, 3], [0, 1], 0.5, 3]
-    assert described(functools.partial(max, 1))["class"] == "functools.partial"
     weights = described(torch.tensor([1.0, 2.0]))
     assert weights == described(torch.tensor([1.0, 2.0]))
     assert weights.startswith("float32 (2,) ")
     assert weights != described(torch.tensor([1.0, 3.0]))
     assert described([*range(2000)]).startswith("2000 items, digest ")
     assert described([*range(2000)]) != described([*range(1999), 0])
+    assert described({i: i for i in range(2000)}) == described({i: i for i in reversed(range(2000))})
     around = Plain(1)
     around.rate = [around]
     assert described(around)["rate"] == [{"class": HERE + "Plain"}]
@@ -80,6 +81,10 @@ def test_other_values_are_plain_too():
         ([1], [1, 2], r"x=\[1\] and goes on with it, not with x=\[1, 2\]"),
         ({"a": 1}, {"b": 1}, "x.a=1 and goes on with it, not with x.a=nothing; x.b=nothing, not 1: give"),
         (None, Plain(1), f"x=None and goes on with it, not with x={HERE}Plain"),
+        (b"a", b"b", "x=b'a' and goes on"),
+        (torch.float32, torch.bfloat16, "x=torch.float32 and goes on with it, not with x=torch.bfloat16"),
+        (functools.partial(max, 1), functools.partial(max, 2), r"x.args\[0\]=1 and goes on with it, not with"),
+        (np.datetime64("2020-01-01"), datetime.date(2021, 1, 1), "x=datetime.date"),
         (
             dict.fromkeys("abcde", 1),
             dict.fromkeys("abcde", 2),
