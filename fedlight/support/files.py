@@ -324,7 +324,7 @@ def write_json(file: Path, content: Any) -> None:
 
 _ODD = r"\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 """Control characters but the line feed, characters that turn the direction of text, and halves of pairs."""
-_UNSAFE = re.compile(rf"[=+\-@].|\n|[^{_ODD}]*[{_ODD}]")
+_UNSAFE = re.compile(rf"[=+\-@]?\n|[=+\-@].|[^{_ODD}]*[{_ODD}]")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?(e[+-]?\d+)?|inf|nan)", re.ASCII)
 _QUOTED = re.compile(r'"(?:[^"\\]|\\u[0-9a-f]{4})*"')
 

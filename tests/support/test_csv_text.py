@@ -7,6 +7,7 @@ from fedlight.support.files import csv_rows, csv_text, printable, quoted, read_c
 PLAIN = ["", "c001", "-1.5", "+1", "1e-05", "-inf", "nan", "x, y", 'say "hi"', "a\nb", "é 😀", "'=1"]
 PLAIN += ["\\x1b", "-", "a=b"]
 ODD = {
+    "=\n1+1": '"=\n1+1"',
     "=1+1": '"=1+1"',
     "+cmd|' /C calc'!A0": "\"+cmd|' /C calc'!A0\"",
     "-2+3": '"-2+3"',
