@@ -25,7 +25,7 @@ GRACE_SECONDS = 3.0
 SAID_AFTER_SECONDS = 10.0
 """Until a process says that it waits for the others to start."""
 FOR_EVER = timedelta(days=30)
-"""Wait for a process that is alive, where nothing bounds it: a visit may take hours."""
+"""Wait for a process that is alive, where nothing bounds it: a visit may take hours. Gloo counts no longer ones."""
 OF_CONNECTIONS = ("onnection", "monitoredBarrier", "Timed out", "timed out", "Broken pipe", "Socket")
 """Words of which gloo's errors have one where another process cannot be reached."""
 OF_TORCH = ("gloo/transport", "NCCL")
@@ -252,7 +252,7 @@ def explain(exception: BaseException) -> str:
 
 
 def _longest(seconds: float | None) -> timedelta:
-    return FOR_EVER if seconds is None else timedelta(seconds=seconds)
+    return FOR_EVER if seconds is None else timedelta(seconds=min(seconds, FOR_EVER.total_seconds()))
 
 
 def leave() -> None:

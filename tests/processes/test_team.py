@@ -6,7 +6,7 @@ import torch
 from refusals import refusal
 from thread_team import on_team
 
-from fedlight.processes import ALONE, Team, current_team, share
+from fedlight.processes import ALONE, Team, current_team, joining, share
 from fedlight.processes.team import begin, end
 
 
@@ -117,3 +117,8 @@ def test_values_are_gathered_in_messages_of_bounded_size(run_team, monkeypatch):
     first, second = run_team(2, work)
     assert first == second == [[[60], [10, 90]], [[60, 10, 10, 10, 10], []], [[10], []], [[500], []]]
     assert run_team(2, lambda team: [*team.gather_each([])]) == [[[[], []]]] * 2
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 1e300, 1e11])
+def test_a_wait_longer_than_gloo_can_count_is_the_longest(seconds):
+    assert joining._longest(seconds) == joining.FOR_EVER
