@@ -63,9 +63,10 @@ def test_the_setting_of_the_paper(name, clients, tmp_path, tiny_model):
     """A file of the same columns stands in for the set of the hub; without a model of the hub, words are hashed."""
     rows = [{**ALPACA[i % 40], "instruction": f"do {i} and {i % 7}"} for i in range(150)]
     config = OmegaConf.load(conf.path(f"{name}.yaml"))
-    for attack in config.trainer.callbacks[-2:]:
+    attacks = config.trainer["callbacks+"]
+    for attack in attacks:
         attack.init_args.max_new_tokens = 4
-    config.trainer.callbacks[-1].init_args.samples = 2
+    attacks[-1].init_args.samples = 2
     OmegaConf.save(config, tmp_path / "config.yaml")
     ran(
         *(f"--config={tmp_path / 'config.yaml'}", f"--trainer.default_root_dir={tmp_path / 'run'}"),
