@@ -225,10 +225,24 @@ def make_certificates(folder: Path) -> None:
             .not_valid_after(now + datetime.timedelta(days=30))
             .add_extension(x509.BasicConstraints(ca=name == "ca", path_length=None), critical=True)
             .add_extension(names, critical=False)
+            # Python 3.13 verifies that a certificate names both keys, and what an authority's key is for.
+            .add_extension(_usage(is_authority=name == "ca"), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False
+            )
             .sign(issuer_key, hashes.SHA384())
         )
         write_key(folder / f"{name}.key", key, openssh=False)
         (folder / f"{name}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def _usage(is_authority: bool) -> Any:
+    from cryptography.x509 import KeyUsage
+
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign")
+    unused = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    return KeyUsage(digital_signature=not is_authority, key_cert_sign=is_authority, **unused)
 
 
 def make_node_key(file: Path) -> Path:
