@@ -187,7 +187,8 @@ class CostMeter:
         if self._lora_rank is not None:
             raise ValueError(
                 f"ranks: what a step of {type(self.module).__name__} costs at rank {self._lora_rank} cannot "
-                f"be counted on shapes alone ({reason}): have its training_step depend on shapes, or leave the ranks out"
+                f"be counted on shapes alone ({reason}): have its training_step depend on shapes, or leave out ranks, and a "
+                "gamma of HetLoRA below 1"
             )
 
 

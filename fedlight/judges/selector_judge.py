@@ -106,10 +106,11 @@ class SelectorJudge(ReadsModel, Judge):
     def log_probs(self, pairs: Sequence[Comparison]) -> np.ndarray:
         """Return each selector's log-probabilities that the first, and that the second answer of a pair is better.
 
-        Raises ValueError if a selector gives no numbers for a pair that fits.
-
         Returns:
             ``(selectors, pairs, 2)``, the mean over both orders with ``orders="both"``; NaN for a pair that is too long.
+
+        Raises:
+            ValueError: a selector gives no numbers for a pair that fits.
         """
         selector = self._loaded()
         encoded = encode_choice(self._tokenizer, self.template, pairs, self.max_tokens, self.choices)
@@ -118,8 +119,7 @@ class SelectorJudge(ReadsModel, Judge):
         fits = np.flatnonzero(encoded.both_kept())
         votes = gather(self._votes(selector, ShownPairs(encoded, fits, self.orders)), len(pairs), self.orders)
         if np.isnan(votes[:, fits]).any():
-            where = self._selector.options.adapter
-            raise ValueError(f"the selector in {where} gives no numbers for a pair: train it at a lower rate")
+            raise ValueError("the selector gives no numbers for a pair: train it anew at a lower rate")
         return votes
 
     def _votes(self, selector: SelectorModule, shown: ShownPairs) -> Iterator[dict[str, Any]]:

@@ -157,7 +157,7 @@ def settings_table(
         visits = [visit for folder in runs.values() for visit in read_csv(Path(folder, "visits.csv"))]
         for way in ("up", "down"):
             row[f"kib_{way}"] = mean(float(visit[f"bytes_{way}"]) for visit in visits) / 2**10
-        names = [f"fed/epsilon{of}" for of in ("", "_local", "_sum", "_example")]
+        names = [f"fed/epsilon{end}" for end in ("", "_local", "_sum", "_example")]
         spent = (metrics[name] for metrics in logged.values() for name in names if name in metrics)
         if finite := [epsilon for epsilon in spent if math.isfinite(epsilon)]:  # clipping alone has none
             row["epsilon"] = max(finite)

@@ -96,7 +96,7 @@ def test_a_selector_that_has_diverged_is_refused(adapter, tiny_model):
     for name, weight in judge._selector.named_parameters():
         if "lora_B" in name:
             weight.data.fill_(math.nan)
-    with pytest.raises(ValueError, match="gives no numbers for a pair: train it at a lower rate"):
+    with pytest.raises(ValueError, match="gives no numbers for a pair: train it anew at a lower rate"):
         judge.verdicts(FIELDS[:1], OURS[:1], THEIRS[:1])
 
 

@@ -83,7 +83,11 @@ def test_other_values_are_plain_too():
         (None, Plain(1), f"x=None and goes on with it, not with x={HERE}Plain"),
         (b"a", b"b", "x=b'a' and goes on"),
         (torch.float32, torch.bfloat16, "x=torch.float32 and goes on with it, not with x=torch.bfloat16"),
-        (functools.partial(max, 1), functools.partial(max, 2), r"x.args\[0\]=1 and goes on with it, not with"),
+        (
+            functools.partial(max, 1),
+            functools.partial(max, 2),
+            r"x.args\[0\]=1 and goes on with it, not with",
+        ),
         (np.datetime64("2020-01-01"), datetime.date(2021, 1, 1), "x=datetime.date"),
         (
             dict.fromkeys("abcde", 1),
