@@ -24,6 +24,7 @@ from fedlight.callbacks.loop.parts.buffered import refuse_by_round, refuse_priva
 from fedlight.callbacks.loop.parts.buffers import BufferPolicy
 from fedlight.callbacks.loop.parts.malicious import Malicious
 from fedlight.callbacks.loop.parts.order import privacy_part
+from fedlight.federation.algorithms.assignments import KnownGroups
 from fedlight.federation.forward.fedkseed import FedKSeed
 from fedlight.federation.privacy import Private
 from fedlight.lightning_cli.cli import FedlightCLI, find_config
@@ -173,6 +174,11 @@ def refuse_unsupported(settings: dict[str, Any]) -> None:
             f"algorithm={type(algorithm).__name__}",
             isinstance(algorithm, FedKSeed),  # its clients rebuild the model from the server's memory
             "it runs in the emulator alone: take another one, such as FedAvg",
+        ),
+        (
+            "algorithm.assignment=KnownGroups",
+            isinstance(getattr(algorithm, "assignment", None), KnownGroups),
+            "nodes can name any groups, and new ones late: take another one, such as GreedyGroups",
         ),
         *(
             (

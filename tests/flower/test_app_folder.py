@@ -105,6 +105,7 @@ def test_flower_builds_the_app_without_runs_and_keys(app):
 
 NOISE = " ".join(f"federated.channel.up{own}" for own in ("=ClipAndNoise", ".clip_norm=1.0", ".epsilon=4.0"))
 DPSGD = "federated.parts.clip_norm=1.0 federated.parts.epsilon=4.0"
+BISCUIT = "federated.algorithm=FedBiscuit federated.algorithm"
 FORWARD, ACCURACY = "federated.forward=ZerothOrder", "trainer.callbacks+=ClientAccuracy"
 
 
@@ -115,6 +116,7 @@ FORWARD, ACCURACY = "federated.forward=ZerothOrder", "trainer.callbacks+=ClientA
         (f"federated.channel=Wire {NOISE}", "channel.up=ClipAndNoise does not work under Flower: a node"),
         (f"federated.parts+=DPSGD {DPSGD}", "federated.parts=DPSGD does not work under Flower: a node"),
         (f"federated.algorithm=FedKSeed {FORWARD}", "algorithm=FedKSeed does not work under Flower"),
+        (f"{BISCUIT}.assignment=KnownGroups model.num_adapters=3", "KnownGroups does not work under Flower"),
         ("trainer.precision=16-mixed", "trainer.precision=16-mixed has a loss scale"),
         ("federated=null", "the config has no key federated:, so there is nothing to deploy"),
         ("data=data/toy_votes.yaml", "names a further config"),
