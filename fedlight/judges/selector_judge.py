@@ -128,10 +128,9 @@ class SelectorJudge(ReadsModel, Judge):
             batch = collate_choices(
                 [choice for choice, _, _ in sequences], pad_id(self._tokenizer), with_types=False
             )
+            batch = {name: part.to(selector.causal_lm.device) for name, part in batch.items()}
             with torch.no_grad():
-                votes = selector.predict_step(
-                    {k: part.to(selector.causal_lm.device) for k, part in batch.items()}, 0
-                )
+                votes = selector.predict_step(batch, 0)
             for (_, index, order), log_probs in zip(sequences, votes.tolist(), strict=True):
                 yield {"index": index, "order": order, "logp_a": log_probs[0], "logp_b": log_probs[1]}
 
