@@ -18,6 +18,7 @@ from published.measurements import ROOT
 TOML = ROOT / "docs" / "papers" / "coverage.toml"
 PAGE = ROOT / "docs" / "papers" / "coverage.md"
 STATES = ("runs here", "written", "left out")
+MISSING = object()
 KEY = re.compile(r"(?P<file>conf/[\w/.]+\.yaml): (?P<key>[\w.]+)")
 HEAD = """# Coverage of the papers
 
@@ -69,7 +70,7 @@ def value(place: str) -> Any:
     """Return the value of a config at ``FILE: KEY``, or the text itself where it names no key.
 
     Raises:
-        ValueError: the file has no such key.
+        ValueError: neither the file nor one that it extends has such a key.
 
     Example:
         >>> value("conf/methods/fedbis.yaml: model.init_args.lora.rank"), value("805, all")
@@ -78,11 +79,22 @@ def value(place: str) -> Any:
     found = KEY.fullmatch(place)
     if found is None:
         return place
-    node = yaml.safe_load((ROOT / found["file"]).read_text(encoding="utf-8"))
-    for piece in found["key"].split("."):
-        if not isinstance(node, dict) or piece not in node:
-            raise ValueError(f"docs/papers/coverage.toml: {place}: there is no {piece}")
-        node = node[piece]
+    node = _looked_up(ROOT / found["file"], found["key"].split("."))
+    if node is MISSING:
+        raise ValueError(f"docs/papers/coverage.toml: {place}: there is no such key")
+    return node
+
+
+def _looked_up(file: Path, keys: list[str]) -> Any:
+    """Return a value of a config or recipe, or of one that it extends; `MISSING` where none has it."""
+    node = config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for key in keys:
+        node = node.get(key, MISSING) if isinstance(node, dict) else MISSING
+    below = config.get("extends", [])
+    for name in reversed([below] if isinstance(below, str) else below):
+        if node is MISSING:
+            beside = file.parent / name
+            node = _looked_up(beside if beside.is_file() else ROOT / "conf" / name, keys)
     return node
 
 

@@ -56,8 +56,7 @@ def described(value: Any, seen: tuple[object, ...] = ()) -> Any:
         return {CLASS: _path(type(value))}
     seen = (*seen, value)
     if isinstance(value, Mapping):
-        named = {str(key): described(item, seen) for key, item in value.items()}
-        return _short({key: named[key] for key in sorted(named)})  # no result depends on the order
+        return _short({str(key): described(item, seen) for key, item in value.items()})
     if isinstance(value, (list, tuple, range)):
         return _short([described(item, seen) for item in value])
     if isinstance(value, (set, frozenset)):
@@ -173,7 +172,12 @@ def _differences(saved: Any, new: Any, name: str) -> list[Difference]:
 
 
 def _short(value: Any) -> Any:
-    return value if len(value) <= MOST_ITEMS else f"{len(value)} items, digest {digest(value)}"
+    if len(value) <= MOST_ITEMS:
+        return value
+    ordered = (
+        dict(sorted(value.items())) if isinstance(value, dict) else value
+    )  # equal maps may differ in order
+    return f"{len(value)} items, digest {digest(ordered)}"
 
 
 def _brief(value: Any) -> Any:
