@@ -164,17 +164,17 @@ def deviation(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-def points_of(tables: str | Sequence[str], x: str, y: str, label: str = "method") -> dict[str, Any]:
-    """Return two columns of the rows that stages have returned: name -> ``x`` and ``y``, lists, without rows that lack one.
+def points_of(tables: str | Sequence[str], x: str, y: str) -> dict[str, Any]:
+    """Return two columns of the rows of stages: method -> ``x`` and ``y``, lists, without rows that lack one.
 
-    ``label`` is the column with the names. Without a result or such a row a ValueError is raised.
+    Without a result or such a row a ValueError is raised.
     """
     folders = [tables] if isinstance(tables, str) else tables
     rows = [row for folder in folders for row in result_of(folder).get("rows", [])]
     points: dict[str, Any] = {}
     for row in rows:
         if row.get(x) is not None and row.get(y) is not None:
-            point = points.setdefault(row[label], {"x": [], "y": []})
+            point = points.setdefault(row["method"], {"x": [], "y": []})
             point["x"].append(row[x])
             point["y"].append(row[y])
     if not points:

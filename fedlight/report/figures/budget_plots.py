@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from fedlight.devices.outcomes import took_part
 from fedlight.report.figures.style import STYLE, add_legend, colors, new_panels, save
 from fedlight.report.sections.curves import curves
-from fedlight.report.visits import Visits, visits_of
+from fedlight.report.visits import visits_of
 from fedlight.runs.rows import read_rows
 from fedlight.runs.run import read_recipe
 from fedlight.support.words import time_unit
@@ -43,40 +43,24 @@ def quality_under_budget(runs: dict[str, str], output: str, metric: str = "val/a
     return {"file": save(draw_quality(table, metric), output), "table": table, "rows": rows}
 
 
-def quality_at_budget(
-    runs: dict[str, str], metric: str, seconds: float | None = None, megabytes: float | None = None
-) -> dict[str, Any]:
+def quality_at_budget(runs: dict[str, str], metric: str) -> dict[str, Any]:
     """Return a metric of each run at equal simulated time and at equal megabytes of all clients, down and up.
 
     Args:
         runs: label -> folder of a run, as for `quality_under_budget`.
         metric: measured after rounds.
-        seconds: simulated time that every run gets; None: the shortest of the runs.
-        megabytes: what every run may send; None: the least that one of the runs has sent.
 
     Returns:
-        ``seconds`` and ``megabytes``; ``rows`` with ``method``, ``at_time``, ``at_half_time``, ``at_bytes``,
+        ``seconds`` of the shortest run and the fewest ``megabytes`` that a run has sent; ``rows`` with ``method``, ``at_time``, ``at_half_time``, ``at_bytes``,
         ``at_half_bytes`` and ``at_end``, the metric when it was last measured by then (None: it was not yet), ``hours`` and
         ``megabytes`` of the whole run, and who took part, as of `quality_under_budget`.
 
     Raises:
-        ValueError: a file or a column is missing, or a run is shorter or sent less than it was to get.
+        ValueError: a file or a column is missing, or no round was validated.
     """
     curves = {label: budget_curve(Path(folder), metric) for label, folder in runs.items()}
-    spent = {label: _spent(_visits(Path(folder))) for label, folder in runs.items()}
-    budgets = {
-        name: min(float(each[name][-1]) for each in spent.values())
-        if given is None
-        else given  # 0 is given too
-        for name, given in (("seconds", seconds), ("megabytes", megabytes))
-    }
-    for label, each in spent.items():
-        for name, budget in budgets.items():
-            if each[name][-1] < budget:
-                raise ValueError(
-                    f"{label} has ended at {each[name][-1]:g} {name}, before {name}={budget:g}: lower it, leave it out, "
-                    "or run more rounds"
-                )
+    spent = [_spent(Path(folder)) for folder in runs.values()]
+    budgets = {name: min(float(each[name][-1]) for each in spent) for name in ("seconds", "megabytes")}
     rows = [
         {
             "method": label,
@@ -101,36 +85,32 @@ def _value_by(curve: Curve, name: str, budget: float) -> float | None:
 
 def budget_curve(folder: Path, metric: str) -> Curve:
     """Return simulated seconds, megabytes and the metric at the end of each validated round."""
-    visits = _visits(folder)
+    spent = _spent(folder)
     curve = curves(read_recipe(folder)).metrics.get(metric, {})
     # Later rounds have no visits to be paid for, and 0 is before training.
-    rounds = [int(done) - 1 for done in sorted(curve) if 0 < done <= visits.num_rounds]
+    rounds = [int(done) - 1 for done in sorted(curve) if 0 < done <= len(spent["seconds"])]
     if not rounds:
         raise ValueError(
             f"{folder}: no metrics/version_*/metrics.csv in it has {metric} of any round, and no tasks/epoch_*/scores.json: "
             "give the folder of a run with a CSVLogger called metrics that validates after its rounds "
             "(trainer.limit_val_batches above 0), or with TaskScores"
         )
-    spent = {name: values[rounds].tolist() for name, values in _spent(visits).items()}
-    return {**spent, "metric": [curve[idx + 1] for idx in rounds]}
+    paid = {name: values[rounds].tolist() for name, values in spent.items()}
+    return {**paid, "metric": [curve[idx + 1] for idx in rounds]}
 
 
-def _visits(folder: Path) -> Visits:
+def _spent(folder: Path) -> dict[str, np.ndarray]:
+    """Return simulated seconds and megabytes until the end of each round, ``(rounds,)``."""
     file, columns = folder / "visits.csv", ("round", "bytes_down", "bytes_up", "round_end_seconds")
     if (visits := visits_of(read_rows(file, columns), read_recipe(folder).metrics())) is None:
         raise ValueError(f"{file}: no row has a round: give the folder of a federated run")
-    return visits
-
-
-def _spent(visits: Visits) -> dict[str, np.ndarray]:
-    """Return simulated seconds and megabytes until the end of each round, ``(rounds,)``."""
     sent = visits.per_round("bytes_down") + visits.per_round("bytes_up")
     return {"seconds": visits.round_ends(), "megabytes": np.cumsum(sent / 1e6)}
 
 
 def _whole(folder: Path) -> dict[str, float]:
     """Return hours and megabytes of the whole run, the clients that took part, and those that did not, by reason."""
-    spent = _spent(_visits(folder))
+    spent = _spent(folder)
     rows = read_rows(folder / "visits.csv", ("round", "client", "reason"))
     # Several visits of a client in a round count once.
     reasons = {(row["round"], row["client"]): row["reason"] for row in rows}

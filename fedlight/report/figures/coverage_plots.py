@@ -130,29 +130,25 @@ def draw_similarities(
     return figure
 
 
-def coverage_against_score(
-    tables: str | list[str], output: str, x: str = "coverage", y: str = "score", label: str = "method"
-) -> dict[str, Any]:
+def coverage_against_score(tables: str | list[str], output: str, y: str = "score") -> dict[str, Any]:
     """Draw a named point for each method: coverage against the score of the tuned model.
 
     Args:
         tables: folders of stages whose result has ``rows``, one or several (one for each seed).
         output: the figure.
-        x: column across.
-        y: column upwards.
-        label: column with the names; rows of equal names are averaged, their standard deviation drawn as a cross.
+        y: column upwards; ``coverage`` is across. Rows of a method are averaged, their standard deviation drawn as a cross.
 
     Returns:
-        ``file``; ``table``: name -> ``x`` and ``y``, lists; ``correlation``: Pearson's, of the means, None for fewer than 3.
+        ``file``; ``table``: method -> ``x`` and ``y``, lists; ``correlation``: Pearson's, of the means, None for fewer than 3.
 
     Raises:
         ValueError: a folder has no result, or no row has these columns.
     """
-    table = points_of(tables, x, y, label)
+    table = points_of(tables, "coverage", y)
     means = np.array([[mean(values["x"]), mean(values["y"])] for values in table.values()])
     vary = len(means) > 2 and bool((means.std(axis=0) > 0).all())  # of two points Pearson's is always 1 or -1
     correlation = float(np.corrcoef(means.T)[0, 1]) if vary else None
-    figure = draw_scatter(table, x.replace("_", " "), y.replace("_", " "))
+    figure = draw_scatter(table, "coverage", y.replace("_", " "))
     return {"file": save(figure, output), "table": table, "correlation": correlation}
 
 

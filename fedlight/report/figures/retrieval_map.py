@@ -23,6 +23,7 @@ from fedlight.report.figures.style import STYLE, add_legend, colors, new_grid, s
 from fedlight.report.parts import shortened
 from fedlight.support.seeding import derive_seed
 
+MOST_OF_DOMAIN, MOST_RETRIEVED = 10_000, 5_000  # texts of the domain, and rows of a run
 COMPONENTS = 50  # of PCA before t-SNE, like its authors
 ACROSS = 3  # panels beside each other
 MANY = 1000  # points that are drawn small
@@ -35,8 +36,6 @@ def retrieval_map(
     columns: dict[str, str],
     output: str,
     encoder: str = "hashed",
-    points: int = 10_000,
-    retrieved: int = 5_000,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Draw texts of the domain and, in a panel for each run, the rows that its augmentation added for all clients.
@@ -47,8 +46,6 @@ def retrieval_map(
         columns: the slots of its rows, in their order; ``response`` is passed over.
         output: the figure.
         encoder: folder or hub name of a sentence encoder, or ``hashed``.
-        points: most texts of the domain.
-        retrieved: most rows of a run.
         seed: of the draws and of t-SNE.
 
     Returns:
@@ -62,8 +59,8 @@ def retrieval_map(
     domain = {instruction_text({name: text_at(row, path) for name, path in columns.items()}) for row in rows}
     read = {label: AugmentationRecord(folder).read().values() for label, folder in records.items()}
     added = {label: {instruction_text(row.fields) for row in chain(*rows)} for label, rows in read.items()}
-    shown = {label: some(texts, retrieved, seed, "map", label) for label, texts in added.items()}
-    ground = some(domain, points, seed, "map", "domain")
+    shown = {label: some(texts, MOST_RETRIEVED, seed, "map", label) for label, texts in added.items()}
+    ground = some(domain, MOST_OF_DOMAIN, seed, "map", "domain")
     texts = list(dict.fromkeys([*ground, *(text for chosen in shown.values() for text in chosen)]))
     model: Encoder = HashedEncoder() if encoder == "hashed" else SentenceEncoder(encoder)
     place = dict(zip(texts, flatten(model.encode(texts), seed), strict=True))

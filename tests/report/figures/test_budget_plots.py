@@ -93,14 +93,3 @@ def test_rounds_after_the_last_measurement_are_part_of_the_whole_run(longer):
     assert (found["seconds"], found["megabytes"]) == (10000.0, 2.0)
     (row,) = found["rows"]
     assert (row["hours"], row["megabytes"], row["at_end"]) == (10000 / 3600, 2.0, 0.25)
-
-
-def test_a_budget_of_ones_own_must_lie_in_all_runs(run, longer):
-    runs = {"run": str(run), "longer": str(longer)}
-    found = budget_plots.quality_at_budget(runs, "val/accuracy", seconds=7900, megabytes=1.5)
-    assert [row["at_time"] for row in found["rows"]] == [0.9, 0.25]
-    assert [row["at_bytes"] for row in found["rows"]] == [None, 0.25]
-    with pytest.raises(ValueError, match="longer has ended at 2 megabytes, before megabytes=3: lower it"):
-        budget_plots.quality_at_budget(runs, "val/accuracy", megabytes=3)
-    with pytest.raises(ValueError, match="run has ended at 9000 seconds, before seconds=9500"):
-        budget_plots.quality_at_budget(runs, "val/accuracy", seconds=9500)

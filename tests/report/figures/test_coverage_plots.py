@@ -73,9 +73,9 @@ def test_coverage_and_score_are_averaged_over_seeds(tmp_path):
 
 
 def test_the_correlation_is_that_of_the_means(tmp_path):
-    rows = [{"name": str(i), "a": i, "b": b} for i, b in enumerate((0.0, 2.0, 1.0))]
+    rows = [{"method": str(i), "coverage": i, "b": b} for i, b in enumerate((0.0, 2.0, 1.0))]
     table, output = result(tmp_path / "t", rows), str(tmp_path / "x.png")
-    done = coverage_plots.coverage_against_score(table, output, x="a", y="b", label="name")
+    done = coverage_plots.coverage_against_score(table, output, y="b")
     assert done["correlation"] == pytest.approx(0.5)
 
 

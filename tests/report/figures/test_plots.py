@@ -172,21 +172,16 @@ def test_without_known_groups_no_group_is_named(tmp_path):
 
 
 def test_dots_and_lines_are_the_estimates():
-    panels = {
-        "one": {"m": Estimate(0.6, 0.5, 0.7), "n": Estimate(0.4, 0.3, 0.45)},
-        "two": {"n": Estimate(0.9, 0.8, 1.0), "m": Estimate(0.1, 0.0, 0.2)},
-    }
-    figure = plots.draw_intervals(panels, "accuracy")
-    for axes, (title, found) in zip(figure.axes, panels.items(), strict=True):
-        assert axes.get_title() == title
-        middle, *drawn = axes.get_lines()
-        assert list(middle.get_xdata()) == [0.5, 0.5]
-        for row, method in enumerate(("m", "n")):
-            line, dot = drawn[2 * row : 2 * row + 2]
-            assert list(line.get_xdata()) == [found[method].low, found[method].high]
-            assert list(dot.get_xdata()) == [found[method].value]
-            assert list(line.get_ydata()) == [row, row]
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["m", "n"]
+    estimates = {"m": Estimate(0.6, 0.5, 0.7), "n": Estimate(0.4, 0.3, 0.45)}
+    (axes,) = plots.draw_intervals(estimates, "accuracy").axes
+    middle, *drawn = axes.get_lines()
+    assert list(middle.get_xdata()) == [0.5, 0.5]
+    for row, estimate in enumerate(estimates.values()):
+        line, dot = drawn[2 * row : 2 * row + 2]
+        assert list(line.get_xdata()) == [estimate.low, estimate.high]
+        assert list(dot.get_xdata()) == [estimate.value]
+        assert list(line.get_ydata()) == [row, row]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["m", "n"]
 
 
 def test_intervals_over_seeds(tmp_path):

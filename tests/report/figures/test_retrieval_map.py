@@ -24,7 +24,7 @@ def test_a_row_counts_as_inside_by_its_text(tmp_path):
     }
     columns = {"instruction": "question", "response": "answer"}
     drawn = [
-        retrieval_map.retrieval_map(records, domain, columns, str(tmp_path / file), points=40)
+        retrieval_map.retrieval_map(records, domain, columns, str(tmp_path / file))
         for file in ("a.svg", "b.svg")
     ]
     counts = [tuple(row[name] for name in ("method", "retrieved", "inside")) for row in drawn[0]["rows"]]
