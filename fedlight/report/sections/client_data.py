@@ -9,6 +9,7 @@ And the spread of results over the clients at the end; the curves have it over t
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -138,7 +139,7 @@ def section(runs: Sequence[Run]) -> Section | None:
     if not all_data:
         return None
     with_clients = {run.label for data in all_data for run in data.runs}
-    named = dict(zip(names_of(all_data, len(with_clients)), all_data, strict=True))
+    named = by_name(all_data, len(with_clients))
     first = all_data[0].runs[0].seed
     of_first_seed = [name for name, data in named.items() if any(run.seed == first for run in data.runs)]
     drawn = {name: named[name] for name in of_first_seed[:MOST]}
@@ -185,9 +186,9 @@ def _fits(data: Distribution, other: Distribution) -> bool:
     return all(sizes.get(client) == by_label[""] for client, by_label in data.counts.items())
 
 
-def names_of(all_data: Sequence[Distribution], number_of_runs: int) -> list[str]:
+def by_name(all_data: Sequence[Distribution], number_of_runs: int) -> dict[str, Distribution]:
     """Name each distribution by the methods that have it, and by the seed where only that tells them apart."""
-    names: list[str] = []
+    named: dict[str, Distribution] = {}
     for data in all_data:
         methods = list(dict.fromkeys(run.method for run in data.runs))
         seeds = sorted({run.seed for run in data.runs if run.seed is not None})
@@ -196,8 +197,9 @@ def names_of(all_data: Sequence[Distribution], number_of_runs: int) -> list[str]
             name = "all runs"
         elif len(seeds) == 1 and sum(any(r.method in methods for r in other.runs) for other in all_data) > 1:
             name = f"{name}, seed {seeds[0]}"
-        names.append(name if name not in names else f"{name} ({names.count(name) + 1})")
-    return names
+        places = chain([name], (f"{name} ({n})" for n in count(2)))
+        named[next(each for each in places if each not in named)] = data
+    return named
 
 
 def summary(data: dict[str, Distribution]) -> Table:
@@ -205,7 +207,7 @@ def summary(data: dict[str, Distribution]) -> Table:
     labelled = any(label for each in data.values() for by_label in each.counts.values() for label in by_label)
     lines = []
     for name, each in data.items():
-        sizes = _sizes(each.counts)
+        sizes = sorted((sum(by_label.values()) for by_label in each.counts.values()), reverse=True)
         numbers = {"clients": len(sizes), "rows": sum(sizes), "smallest": sizes[-1]}
         numbers |= {"median": round(median(sizes)), "largest": sizes[0]}
         line = {"runs": name, **{column: f"{size:,}" for column, size in numbers.items()}}
@@ -222,10 +224,6 @@ def _labels(counts: Counts) -> dict[str, str]:
     has = fmean(len(by_label) for by_label in counts.values())
     top = fmean(max(by_label.values()) / sum(by_label.values()) for by_label in counts.values())
     return {"labels": f"{len(labels):,}", "labels a client": f"{has:.1f}", "top label": f"{top:.0%}"}
-
-
-def _sizes(counts: Counts) -> list[int]:
-    return sorted((sum(by_label.values()) for by_label in counts.values()), reverse=True)
 
 
 def _bubble_chart(index: int, name: str, data: Distribution) -> Chart:

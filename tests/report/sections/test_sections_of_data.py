@@ -1,11 +1,14 @@
+from pathlib import Path
+
 import pytest
 from charted import charts
 from tiny_world import write_lines
 
 from fedlight.report.parts import Table
 from fedlight.report.sections import client_data, devices, groups
-from fedlight.report.sections.client_data import bubbles
-from fedlight.runs.run import read_runs
+from fedlight.report.sections.client_data import bubbles, by_name
+from fedlight.runs.facts import Distribution
+from fedlight.runs.run import Run, read_runs
 
 VISITS = "round,client,split,examples,bytes_down,bytes_up"
 
@@ -67,6 +70,13 @@ def test_runs_with_equal_data_share_a_line_and_seeds_are_told_apart(tmp_path):
     sizes = [line[:3] for line in tables(found)["Sizes of clients"].lines]
     assert sizes == [[f"one and 2 more, seed {seed}", "3", "12"] for seed in (0, 1)]
     assert found.intro.endswith("In the table alone: 1 more, of other seeds or methods.")
+
+
+def test_data_of_one_name_are_all_there():
+    counts = [{"a": {"": size}, "b": {"": size}} for size in range(3)]
+    runs = [Run(Path(f"seed{seed}/m"), "m", "", Path()) for seed in range(6)]
+    data = [Distribution(c, "data.csv", False, runs[2 * n : 2 * n + 2]) for n, c in enumerate(counts)]
+    assert [*by_name(data, 6).items()] == [*zip(("m", "m (2)", "m (3)"), data, strict=True)]
 
 
 def test_many_clients_and_labels_the_largest_are_drawn_and_the_rest_is_their_mean():
