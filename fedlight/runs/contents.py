@@ -111,17 +111,8 @@ def contents_of(settings: Any, stage: Path, run: Path) -> Contents:
     return {
         text: {"digest": digest_of(path), "unchanged_while": times_of(path)}
         for text, path in paths.items()
-        if not _is_of_run(path, stage, run)
+        if not path.is_relative_to(stage) and not stage.is_relative_to(path) and _stage_of(path, run) is None
     }
-
-
-def _is_of_run(path: Path, stage: Path, run: Path) -> bool:
-    """Return whether a path is in the stage's folder, contains it, or is a result of another stage of the run."""
-    return (
-        path.is_relative_to(stage)
-        or stage.is_relative_to(path)
-        or (path.is_relative_to(run) and _stage_of(path, run) is not None)
-    )
 
 
 def local_paths(settings: Any) -> set[str]:

@@ -93,7 +93,7 @@ def test_the_record_is_that_of_the_training_and_its_time_that_of_the_last_comman
     captions = []
     for commands in (fits[:1], fits):
         (tmp_path / "run.json").write_text(json.dumps({"commands": commands}))
-        table = runs_table(read_runs([tmp_path]), "Runs")
+        table = runs_table(read_runs([tmp_path]))
         captions.append(table.caption)
     assert "that of the last one" not in captions[0]
     assert captions[1].endswith("Of a run that several commands trained, the time is that of the last one.")

@@ -51,9 +51,10 @@ def quality_at_budget(runs: dict[str, str], metric: str) -> dict[str, Any]:
         metric: measured after rounds.
 
     Returns:
-        ``seconds`` of the shortest run and the fewest ``megabytes`` that a run has sent; ``rows`` with ``method``, ``at_time``, ``at_half_time``, ``at_bytes``,
-        ``at_half_bytes`` and ``at_end``, the metric when it was last measured by then (None: it was not yet), ``hours`` and
-        ``megabytes`` of the whole run, and who took part, as of `quality_under_budget`.
+        ``seconds`` of the shortest run and the fewest ``megabytes`` that a run has sent; ``rows`` with ``method``,
+        ``at_time``, ``at_half_time``, ``at_bytes``, ``at_half_bytes`` and ``at_end``, the metric when it was last measured
+        by then (None: it was not yet), ``hours`` and ``megabytes`` of the whole run, and who took part, as of
+        `quality_under_budget`.
 
     Raises:
         ValueError: a file or a column is missing, or no round was validated.

@@ -139,7 +139,7 @@ def coverage_against_score(tables: str | list[str], output: str, y: str = "score
         y: column upwards; ``coverage`` is across. Rows of a method are averaged, their standard deviation drawn as a cross.
 
     Returns:
-        ``file``; ``table``: method -> ``x`` and ``y``, lists; ``correlation``: Pearson's, of the means, None for fewer than 3.
+        ``file``; ``table``: method -> ``x`` and ``y``, lists; ``correlation``: Pearson's, of at least 3 means, else None.
 
     Raises:
         ValueError: a folder has no result, or no row has these columns.

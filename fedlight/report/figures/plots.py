@@ -255,19 +255,15 @@ def final(rows: Rows, stages: Sequence[str] = STAGES) -> dict[tuple[str, str], f
     by_round: dict[float, dict[tuple[str, str], float]] = {}
     for row in (row for row in rows if row.get("stage") == stage):
         of_round = by_round.setdefault(number(row.get("round")) or 0.0, {})
-        if (value := accuracy(row)) is not None:
-            of_round[row.get("client", ""), row.get("examples", "")] = value
+        for column in ("own_accuracy", "accuracy"):  # of the client's own selector where it has one
+            if (value := number(row.get(column))) is not None:
+                of_round[row.get("client", ""), row.get("examples", "")] = value
+                break
     return by_round[max(by_round)] if by_round else {}
 
 
 def _stage(rows: Rows, stages: Sequence[str]) -> str | None:
     return next((name for name in stages if any(row.get("stage") == name for row in rows)), None)
-
-
-def accuracy(row: Mapping[str, str]) -> float | None:
-    """Return the accuracy of the client's own selector where it has one, else of the vote."""
-    value = number(row.get("own_accuracy"))
-    return value if value is not None else number(row.get("accuracy"))  # 0.0 is an accuracy too
 
 
 class Estimate(NamedTuple):
@@ -282,7 +278,7 @@ def method_intervals(tables: list[str], output: str) -> dict[str, Any]:
     """Draw the accuracy of clients' own models with its interval, mean over the seeds.
 
     Args:
-        tables: folders of the stage that made the table, one for each seed; its rows have ``own``, ``own_low``, ``own_high``.
+        tables: folders of the stage that made the rows with ``own``, ``own_low`` and ``own_high``, one for each seed.
         output: the figure, SVG or PNG.
 
     Returns:

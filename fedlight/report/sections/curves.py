@@ -162,7 +162,19 @@ def _charts(metrics: ByMetric, axis: str, known: Looks) -> list[Chart]:
         of_family = {metric: of_methods for metric, of_methods in drawn.items() if family(metric) == title}
         for metric, of_methods in of_family.items():
             lines = {m: _line(m, several, intervals.get(metric)) for m, several in of_methods.items()}
-            charts.append(_chart(metric, capitalized(in_words(metric)), axis, lines, known))
+            has_intervals = any((line.high > line.low)[line.seeds == 1].any() for line in lines.values())
+            charts.append(
+                line_chart(
+                    f"curve_{slug(metric)}_{slug(axis)}",
+                    capitalized(in_words(metric)),
+                    "Band of a single seed: the 95 % interval." if has_intervals else "",
+                    lines,
+                    known,
+                    f"{axis}s" if axis == "optimizer step" else f"{axis}s that are done",
+                    column=axis,
+                    label="line",
+                )
+            )
     return charts
 
 
@@ -177,20 +189,6 @@ def _line(method: str, several: Sequence[Curve], intervals: Sequence[dict[str, l
         for of_end in intervals
     )
     return line._replace(low=low, high=high)
-
-
-def _chart(name: str, title: str, axis: str, lines: Mapping[str, Line], styles: Looks) -> Chart:
-    has_intervals = any((line.high > line.low)[line.seeds == 1].any() for line in lines.values())
-    return line_chart(
-        f"curve_{slug(name)}_{slug(axis)}",
-        title,
-        "Band of a single seed: the 95 % interval." if has_intervals else "",
-        lines,
-        styles,
-        f"{axis}s" if axis == "optimizer step" else f"{axis}s that are done",
-        column=axis,
-        label="line",
-    )
 
 
 def in_words(metric: str) -> str:

@@ -5,7 +5,7 @@ After Figure 3 of FedDCA (https://arxiv.org/abs/2409.20135) and Figure 3 of FewF
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedlight.report.figures.lines import (
     MOST_BANDS,
@@ -20,7 +20,7 @@ from fedlight.report.figures.privacy_plots import LESS, MORE
 from fedlight.report.figures.privacy_table import GLOBAL, UPLOADS, read_attacks
 from fedlight.report.figures.style import MOST_LINES, Looks, looks_of, method_looks
 from fedlight.report.parts import Chart, Part, Section, Table, capitalized, slug
-from fedlight.report.sections.curves import ByMetric, Curve, by_metric
+from fedlight.report.sections.curves import Curve, by_metric
 from fedlight.runs.run import Run
 from fedlight.support.words import number
 
@@ -53,6 +53,14 @@ TRADED = (
 """Of the global model, against utility; the first two that differ between methods."""
 
 
+class Leaked(NamedTuple):
+    """Metric of an attack: method -> a curve or value for each seed."""
+
+    trained: dict[str, list[Curve]]  # after training has begun
+    last: dict[str, list[float]]  # at the last round that has it in each run
+    level: float | None  # mean before training over all runs that have it
+
+
 def section(runs: Sequence[Run]) -> Section | None:
     """Return charts of each attack and target, a trade-off and a table; None where no run was attacked."""
     attacked: dict[Run, dict[str, dict[str, Curve]]] = {}
@@ -69,7 +77,7 @@ def section(runs: Sequence[Run]) -> Section | None:
                 f"{run.label}: attacks/attacks.csv cannot be read ({type(error).__name__}) and is left out."
             )
     by_target = {
-        target: by_metric((run.method, each[target]) for run, each in attacked.items()) for target in TARGETS
+        target: _leaked((run.method, each[target]) for run, each in attacked.items()) for target in TARGETS
     }
     if not any(by_target.values()) and not notes:
         return None
@@ -79,11 +87,9 @@ def section(runs: Sequence[Run]) -> Section | None:
     for target, metrics in by_target.items():
         for attack in sorted({metric.partition("/")[0] for metric in metrics}):
             of_attack = {name: metrics[name] for name in sorted(metrics) if name.startswith(f"{attack}/")}
-            title = capitalized(attack.replace("_", " "))
-            charts.append(
-                _chart(f"{slug(attack)}_{target}", f"{title}: {TARGETS[target]}", of_attack, styles)
-            )
-            tables.append(_table(f"{title} after the last round: {TARGETS[target]}", of_attack, styles))
+            title, whose = capitalized(attack.replace("_", " ")), TARGETS[target]
+            charts.append(_chart(f"{slug(attack)}_{target}", f"{title}: {whose}", of_attack, styles))
+            tables.append(_table(f"{title} after the last round: {whose}", of_attack, styles))
     parts = [*charts, *_trade_offs(by_target[GLOBAL], *utilities(runs), styles), *tables]
     intro = "How much of the clients' rows attacks find, by round: less is better. Uploads: a round's mean over clients."
     return Section("leakage", "Leakage of private rows", intro, parts, tuple(notes))
@@ -112,29 +118,29 @@ def in_words(metric: str) -> str:
     return SAID.get(name, name.replace("_", " "))
 
 
-def without_level(of_methods: Mapping[str, Sequence[Curve]]) -> tuple[dict[str, list[Curve]], float | None]:
-    """Return a metric's curves after training has begun, and its mean before training over all runs that have it."""
-    levels = [curve[0.0] for several in of_methods.values() for curve in several if 0.0 in curve]
-    trained = {
-        method: [{at: curve[at] for at in curve if at} for curve in several if any(curve)]
-        for method, several in of_methods.items()
-    }
-    return {method: several for method, several in trained.items() if several}, fmean(
-        levels
-    ) if levels else None
+def _leaked(read: Iterable[tuple[str, Mapping[str, Curve]]]) -> dict[str, Leaked]:
+    by_name: dict[str, Leaked] = {}
+    for metric, of_methods in by_metric(read).items():
+        levels = [curve[0.0] for several in of_methods.values() for curve in several if 0.0 in curve]
+        trained: dict[str, list[Curve]] = {}
+        for method, several in of_methods.items():
+            if after := [{at: curve[at] for at in curve if at} for curve in several if any(curve)]:
+                trained[method] = after
+        last = {method: [curve[max(curve)] for curve in several] for method, several in trained.items()}
+        by_name[metric] = Leaked(trained, last, fmean(levels) if levels else None)
+    return by_name
 
 
-def _chart(name: str, title: str, metrics: ByMetric, styles: Looks) -> Chart:
+def _chart(name: str, title: str, metrics: Mapping[str, Leaked], styles: Looks) -> Chart:
     rows: list[dict[str, Any]] = []
     panels = []
-    for metric, of_methods in metrics.items():
-        trained, level = without_level(of_methods)
+    for metric, (trained, _, level) in metrics.items():
         lines = {method: over_seeds(several) for method, several in trained.items()}
         panels.append(Panel(lines, in_words(metric), level=level))
         if level is not None:
             rows.append({"metric": metric, "run": "before training", "round": 0, "mean": level})
         rows += [{"metric": metric, **row} for row in rows_of(lines)]
-    methods = {method for of_methods in metrics.values() for method in of_methods}
+    methods = {method for leaked in metrics.values() for method in leaked.trained}
     several = bands(line for panel in panels for line in panel.lines.values())
     left = len(methods) - MOST_LINES
     return Chart(
@@ -165,10 +171,12 @@ def utilities(runs: Sequence[Run]) -> tuple[str, dict[str, list[float]]]:
     return task, scores[task]
 
 
-def _trade_offs(metrics: ByMetric, task: str, scores: dict[str, list[float]], styles: Looks) -> list[Chart]:
+def _trade_offs(
+    metrics: Mapping[str, Leaked], task: str, scores: dict[str, list[float]], styles: Looks
+) -> list[Chart]:
     charts: list[Chart] = []
     for metric in TRADED:
-        ends = last(metrics.get(metric, {}))
+        ends = metrics[metric].last if metric in metrics else {}
         table = {
             method: {"x": ends[method], "y": scores[method]}
             for method in scores
@@ -177,16 +185,15 @@ def _trade_offs(metrics: ByMetric, task: str, scores: dict[str, list[float]], st
         # Equal leakage is no trade-off.
         if len({tuple(values["x"]) for values in table.values()}) < 2 or len(charts) == 2:
             continue
-        attack = metric.partition("/")[0].replace("_", " ")
+        attack, words = metric.partition("/")[0].replace("_", " "), in_words(metric)
+        x, y = f"{attack}, {words}  {LESS}", f"score of {task}  {MORE}"
         charts.append(
             Chart(
                 f"trade_off_{slug(metric)}",
-                f"Utility against leakage: {in_words(metric)}",
-                f"After the last round: the score of {task} against {attack} of the global model, {in_words(metric)}. "
+                f"Utility against leakage: {words}",
+                f"After the last round: the score of {task} against {attack} of the global model, {words}. "
                 "Better is up and to the left. Crosses: standard deviation over the seeds.",
-                draw_scatter(
-                    table, f"{attack}, {in_words(metric)}  {LESS}", f"score of {task}  {MORE}", styles=styles
-                ),
+                draw_scatter(table, x, y, styles=styles),
                 [
                     {"run": method, "leakage": x, "utility": y}
                     for method, values in table.items()
@@ -197,19 +204,13 @@ def _trade_offs(metrics: ByMetric, task: str, scores: dict[str, list[float]], st
     return charts
 
 
-def last(of_methods: Mapping[str, Sequence[Curve]]) -> dict[str, list[float]]:
-    """Return a metric at the last round that has it in each run, without the level before training."""
-    trained, _ = without_level(of_methods)
-    return {method: [curve[max(curve)] for curve in several] for method, several in trained.items()}
-
-
-def _table(title: str, metrics: ByMetric, methods: Iterable[str]) -> Table:
-    ends = [last(of_methods) for of_methods in metrics.values()]
-    before = [without_level(of_methods)[1] for of_methods in metrics.values()]
+def _table(title: str, metrics: Mapping[str, Leaked], methods: Iterable[str]) -> Table:
+    before = [leaked.level for leaked in metrics.values()]
     lines = [["before training", *map(_cell, before)]] if any(level is not None for level in before) else []
     for method in methods:
-        if any(method in of_metric for of_metric in ends):
-            lines.append([method, *(_cell(fmean(e[method]) if method in e else None) for e in ends)])
+        ends = [leaked.last.get(method) for leaked in metrics.values()]
+        if any(ends):
+            lines.append([method, *(_cell(fmean(each) if each else None) for each in ends)])
     return Table(title, ["run", *map(in_words, metrics)], lines, "Means over the seeds.")
 
 

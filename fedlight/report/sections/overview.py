@@ -65,7 +65,7 @@ def section(runs: Sequence[Run]) -> Section:
         parts.append(results_table(rows, title))
     trained = [run for run in runs if run.has_trained]
     if trained:
-        parts.append(runs_table(trained, "What was trained"))
+        parts.append(runs_table(trained))
     if others := [run for run in runs if run not in trained]:
         parts.append(stages_table(others, folded=bool(trained)))
     return Section("overview", "Overview", _intro(runs, trained), parts, tuple(notes))
@@ -109,7 +109,7 @@ def _numbers(row: Mapping[str, Any]) -> list[str]:
     return [key for key, value in row.items() if key not in ("method", "seed") and number(value) is not None]
 
 
-def runs_table(runs: Sequence[Run], title: str) -> Table:
+def runs_table(runs: Sequence[Run]) -> Table:
     """Return a line for each method: model, algorithm, rounds, time and state."""
     lines = [{"run": method, **_facts(of_method)} for method, of_method in by_method(runs).items()]
     caption = "Rounds are epochs where training is centralised."
@@ -117,7 +117,7 @@ def runs_table(runs: Sequence[Run], title: str) -> Table:
         caption += " Time: mean over seeds."
     if any(run.is_continued for run in runs):
         caption += " Of a run that several commands trained, the time is that of the last one."
-    return table_of(title, lines, caption)
+    return table_of("What was trained", lines, caption)
 
 
 def _facts(runs: Sequence[Run]) -> dict[str, str]:
