@@ -4,9 +4,11 @@ Predictions over clients' own rows are left out unless private rows were asked f
 """
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
+from fedlight.evaluation.win_rate import outcomes
 from fedlight.judges.task_answers import last_moment
 from fedlight.report.parts import Answer, Part, Section, Texts
 from fedlight.runs import facts
@@ -17,6 +19,7 @@ REFERENCE = "reference"
 RAW = "raw model"
 SAMPLES = "samples.jsonl"
 LONGEST = 3000  # characters of a text on the page
+OUTCOMES = {1.0: "win", 0.5: "tie", 0.0: "lose"}  # else a verdict could not be read
 MOST_PROMPTS = 20
 MOST_SETS = 6
 
@@ -157,22 +160,11 @@ def verdicts(runs: Sequence[Run]) -> dict[tuple[str, str, str], dict[int, str]]:
             folder, place = methods.get(str(row.get("method"))), row.get("row")
             # A row with a client is about that client's own model.
             if isinstance(folder, str) and isinstance(place, int) and "client" not in row:
-                word = verdict_in_words(row.get("ours_first"), row.get("ours_second"))
+                (outcome,) = outcomes([row.get("ours_first", nan)], [row.get("ours_second", nan)])
+                word = OUTCOMES.get(outcome, "unread")
                 key = (*_place(Path(folder)), str(settings.get("task")))
                 by_run.setdefault(key, {}).setdefault(place, f"{word} against {other}")
     return by_run
-
-
-def verdict_in_words(first: float | None, second: float | None) -> str:
-    """Return one word for the verdicts with our answer shown first and shown second.
-
-    Examples:
-        >>> [verdict_in_words(*pair) for pair in ((1.0, 1.0), (1.0, 0.0), (0.0, 0.5), (None, 1.0))]
-        ['win', 'tie', 'lose', 'unread']
-    """
-    if first is None or second is None:
-        return "unread"
-    return "win" if first + second > 1 else "lose" if first + second < 1 else "tie"
 
 
 def _place(folder: Path) -> tuple[str, str]:
