@@ -52,13 +52,14 @@ def section(runs: Sequence[Run]) -> Section | None:
         return None
     parts: list[Part] = []
     if additions:
-        first = dict(list(additions.items())[:PANELS])
-        parts = [_map(first), *_similarities(additions), _table(additions)]
+        parts = [_map(additions), *_similarities(additions), _table(additions)]
     intro = "What clients train on besides their own rows."
     return Section("coverage", "Added data and coverage", intro, parts, tuple(faults))
 
 
-def _map(additions: Mapping[str, Addition]) -> Chart:
+def _map(every: Mapping[str, Addition]) -> Chart:
+    additions = dict(list(every.items())[:PANELS])
+    left = f" {len(every) - PANELS:,} more runs are not drawn." if len(every) > PANELS else ""
     own_texts = list(dict.fromkeys(text for addition in additions.values() for text in addition.own_texts))
     ground = some(own_texts, POINTS // 4, 0, "report", "own")
     each = (POINTS - len(ground)) // len(additions)
@@ -81,7 +82,7 @@ def _map(additions: Mapping[str, Addition]) -> Chart:
         "added_map",
         "Map of added rows",
         f"t-SNE of {how}: texts that are alike lie close together. Grey: {len(ground):,} of {len(own_texts):,} own rows; "
-        f"colours: at most {each:,} added rows of each run. Distances between far points mean little.",
+        f"colours: at most {each:,} added rows of each run. Distances between far points mean little.{left}",
         draw_groups_of_points(own_places, panels, "clients' own rows"),
         [*map(point, ground), *points],
     )

@@ -71,11 +71,13 @@ def section(runs: Sequence[Run]) -> Section | None:
     if fleets:
         parts += _fleet_charts({method: seeds[0] for method, seeds in fleets.items()})
     parts += [*cost_charts(by_method, fleets, known), _totals(by_method)]
-    for method, seeds in list(fleets.items())[:PANELS]:
+    for method, seeds in _first(fleets).items():
         try:
             parts.append(_devices(method, seeds[0]))
         except (ValueError, KeyError) as error:  # a damaged row
             notes.append(f"{method}: no table of its devices: {type(error).__name__}: {error}")
+    if len(fleets) > PANELS:
+        notes.append(f"Tables of devices are those of {PANELS} of {len(fleets):,} methods.")
     title, intro = "Participation and the wire", "What went over the wire."
     if fleets:
         title = "Devices and the wire"
@@ -205,7 +207,8 @@ def alike(table: Mapping[str, Any]) -> dict[str, Any]:
 def _cost_chart(
     name: str, title: str, unit: str, of_methods: Mapping[str, list[np.ndarray]], known: Looks
 ) -> Chart:
-    costs = dict(list(alike(of_methods).items())[:MOST_LINES])
+    costs = alike(of_methods)
+    left = len(costs) - MOST_LINES
     rounds = {run: _line(seeds) for run, seeds in costs.items()}
     totals = {run: _line([np.cumsum(each) for each in seeds]) for run, seeds in costs.items()}
     panels = [
@@ -217,7 +220,8 @@ def _cost_chart(
         title,
         f"Above what a round takes, below all rounds until then, in {unit}."
         + bands(totals.values()) * (len(totals) <= MOST_BANDS)
-        + " Neighbouring rounds are averaged." * any(len(line.x) > POINTS for line in totals.values()),
+        + " Neighbouring rounds are averaged." * any(len(line.x) > POINTS for line in totals.values())
+        + (f" {left:,} more runs are in the data alone." if left > 0 else ""),
         draw_panels(panels, looks_of(totals, known), from_zero=True),
         [
             {"run": run, "rounds_done": int(place), "in_a_round": float(cost), "so_far": float(total)}

@@ -138,6 +138,16 @@ def test_devices_over_two_seeds(tmp_path):
     assert of_devices.header[4] == "absent"
 
 
+def test_costs_of_runs_that_are_not_drawn_are_in_the_data(tmp_path):
+    for number in range(19):
+        fleet_run(tmp_path / f"r/seed0/m{number:02}", up=number)
+    found = devices.section(read_runs([tmp_path / "r"]))
+    chart = charts(found)["bytes_up"]
+    assert "1 more runs are in the data alone" in chart.caption
+    assert len({row["run"] for row in chart.rows}) == 19
+    assert found.notes == ("Tables of devices are those of 4 of 19 methods.",)
+
+
 def test_without_a_fleet_there_is_the_wire_and_a_damaged_fleet_has_no_table(tmp_path):
     rows = ("0,a,train,6,2000000,1000000", "1,b,train,6,2000000,1000000")
     write_lines(tmp_path / "run/visits.csv", VISITS, *rows)

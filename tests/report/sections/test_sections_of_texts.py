@@ -66,6 +66,14 @@ def test_added_rows_are_counted_drawn_and_never_shown(tmp_path):
     assert "own a" not in str([drawn[name].rows for name in drawn])
 
 
+def test_a_map_tells_how_many_runs_it_lacks(tmp_path):
+    for number in range(7):
+        record(tmp_path / f"r/seed0/m{number}/augmentation", f"m{number}", 1)
+        run(tmp_path / f"r/seed0/m{number}", tmp_path / "gone")
+    drawn = charts(coverage.section(read_runs([tmp_path / "r"])))["added_map"]
+    assert drawn.caption.endswith("1 more runs are not drawn.")
+
+
 def test_a_damaged_record_is_named_and_left_out(tmp_path):
     record(tmp_path / "one/augmentation", "one", 1)
     record(tmp_path / "two/augmentation", "two", 1)
