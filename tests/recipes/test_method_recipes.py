@@ -176,6 +176,20 @@ def test_tldr(tiny_model, tmp_path, any_text):
     assert {row["client"] for row in grouped} == {"w0", "w1", "w2"}
 
 
+def test_votes_are_trained_on_and_tested_with_the_words_and_lengths_of_the_labels(tmp_path):
+    changes = ("choice_template={post} A: {response_a} B: {response_b}", "max_tokens=300")
+    found = stages_of("tldr", tmp_path, *changes, "generation_template={post} TL;DR:")
+    by_asked = {
+        "votes": ("choice_template", ["selector", "fedbiscuit", "pooled", "selector_test"]),
+        "reward_votes": ("generation_template", ["reward", "reward_test", "feddpo", "fedavg"]),
+    }
+    for asked, (template, trained) in by_asked.items():
+        wanted = found[asked].config()["data"]["init_args"]["format"][template]
+        for settings in (found[name].config()["data"]["init_args"] for name in trained):
+            assert (settings["format"][template], settings["max_tokens"]) == (wanted, 300)
+    assert found["longer_words"].arguments["settings"]["max_tokens"] == 300
+
+
 def test_shp_where_it_is_not_tldr(tiny_model, tmp_path, any_text):
     votes, prompts = write_rows(tmp_path / "v.jsonl", SHP), write_rows(tmp_path / "p.jsonl", SAFERLHF)
     comparisons = OmegaConf.load(conf.path("data/shp.yaml"))
