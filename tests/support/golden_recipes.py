@@ -64,6 +64,11 @@ def written(stage: Stage) -> str:
     return as_yaml(stage.config())
 
 
+def in_order(stage: Stage) -> str:
+    """A stage's config with sorted keys: in which order a recipe names stages and keys changes no setting."""
+    return json.dumps(stage.config(), sort_keys=True)
+
+
 @functools.cache
 def new_to_the_parser() -> dict[str, list[Stage]]:
     """The fewest stages that have each key, type of number, choice and class of all stages at its place.
@@ -73,7 +78,7 @@ def new_to_the_parser() -> dict[str, list[Stage]]:
     places = {
         (name, stage): {(stage.command, *leaf) for leaf in leaves(stage.config())}
         for name in names()
-        for stage in commands(name)
+        for stage in sorted(commands(name), key=lambda stage: stage.name)
     }
     missing, chosen = set().union(*places.values()), set()
     while missing:
@@ -166,7 +171,7 @@ def unlike(told, settings, at: str = "") -> list[str]:
 
 def digests(name: str) -> dict[str, str]:
     """A digest of what all commands of a recipe are told, and one of what each that is new to the parser hears."""
-    told = [without_places(stage, f"{stage.name}: {written(stage)}") for stage in commands(name)]
+    told = sorted(without_places(stage, f"{stage.name}: {in_order(stage)}") for stage in commands(name))
     heard = {stage.name: digest(named(stage, parsed(stage))) for stage in new_to_the_parser()[name]}
     return {TOLD: digest("".join(told)), **heard}
 
