@@ -85,6 +85,16 @@ def test_the_papers_values_are_in_their_places(loaded):
     assert bis["data"] == "data/shp.yaml"
 
 
+@pytest.mark.parametrize("name", ["tldr", "shp", "fedbiscuit_table1", "fedbiscuit_table2"])
+def test_pooled_votes_are_trained_on_for_as_many_steps_as_in_a_federation(name):
+    found = stages(name)
+    told, pooled = (found[stage].config() for stage in ("selector", "pooled"))
+    accumulated = pooled["trainer"].get("accumulate_grad_batches", 1)
+    assert accumulated == told["trainer"].get("accumulate_grad_batches", 1)
+    steps = told["federated"]["init_args"]["clients_per_round"] * told["federated"]["init_args"]["local_steps"]
+    assert pooled["trainer"]["limit_train_batches"] == steps * accumulated
+
+
 @pytest.mark.parametrize(
     "name", ["fewfedpit_table2", "fewfedpit_table2_medalpaca", "fewfedpit_table2_medinstruct"]
 )
