@@ -94,7 +94,7 @@ def methods(
     }
     judges: dict[str, Scores] = {}
     if oracle is not None:
-        judges |= _oracles(oracle)
+        judges |= _oracles(oracle, by_group)
     selector = None
     if judge is not None:
         selector = SelectorJudge(judge, model, choice_template=choice_template, max_tokens=max_tokens)
@@ -111,7 +111,7 @@ def methods(
                 if selector.trimmed:
                     row["cut"], selector.trimmed = selector.trimmed, 0
             if by_group and oracle is not None:
-                row |= _of_groups(oracle, answers[name], answers["raw"])
+                row["worst_group"] = min(row[f"win_rate_{group}"] for group in Oracle(**oracle).shares)
         if "train" in stages:
             row["sent_mib"] = sent_bytes(Path(stages["train"])) / 2**20
         rows.append(row)
@@ -215,25 +215,23 @@ def metric_of(folder: str | Path, names: Sequence[str]) -> float:
     raise ValueError(f"{folder} has no metric {' or '.join(map(repr, names))}; it has {', '.join(logged)}")
 
 
-def _oracles(options: dict[str, Any]) -> dict[str, Scores]:
-    """Return scores by the mean taste of all clients, and by that of each client's group, averaged over the clients."""
+def _oracles(options: dict[str, Any], by_group: bool) -> dict[str, Scores]:
+    """Return scores by the mean taste of all clients, by that of each client's group, and of each group alone."""
     shares = Oracle(**options).shares
-    by_group = [OracleJudge(**options, group=group) for group in shares]
+    groups = {group: OracleJudge(**options, group=group).verdicts for group in shares}
 
     def of_own_group(fields: Sequence[Fields], ours: Sequence[str], theirs: Sequence[str]) -> list[float]:
-        scores = np.array([judge.verdicts(fields, ours, theirs) for judge in by_group])  # [groups, pairs]
+        scores = np.array([verdicts(fields, ours, theirs) for verdicts in groups.values()])  # [groups, pairs]
         mean: list[float] = (np.array([*shares.values()]) @ scores).tolist()  # [groups] @ [groups, pairs]
         return mean
 
-    return {"win_rate": OracleJudge(**options).verdicts, "win_rate_by_group": of_own_group}
-
-
-def _of_groups(options: dict[str, Any], ours: Rows, raw: Rows) -> dict[str, float]:
-    groups = [*Oracle(**options).shares]
-    columns: dict[str, float] = {}
-    for group in groups:
-        columns |= _compared(f"win_rate_{group}", OracleJudge(**options, group=group).verdicts, ours, raw)
-    return columns | {"worst_group": min(columns[f"win_rate_{group}"] for group in groups)}
+    judges: dict[str, Scores] = {
+        "win_rate": OracleJudge(**options).verdicts,
+        "win_rate_by_group": of_own_group,
+    }
+    return judges | (
+        {f"win_rate_{group}": verdicts for group, verdicts in groups.items()} if by_group else {}
+    )
 
 
 def _compared(

@@ -21,7 +21,11 @@ def test_all_runs_are_the_same_but_for_the_public_rows(tmp_path):
     for number in (100, 200, 300, 400, 500):
         other = found[f"feddca_{number}"].arguments
         augmentation = "data.init_args.augmentation"
-        assert differing(alone, other) == {augmentation, f"{augmentation}_folder", f"{augmentation}.init_args.number"}
+        assert differing(alone, other) == {
+            augmentation,
+            f"{augmentation}_folder",
+            f"{augmentation}.init_args.number",
+        }
         assert other[f"{augmentation}.init_args.number"] == number
     attacks = [one["class_path"] for one in alone["trainer.callbacks"]]
     assert attacks[-3:] == ["MemoryExtraction", "DiscoverableMemorization", "MembershipInference"]

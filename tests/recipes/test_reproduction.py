@@ -91,7 +91,9 @@ def test_pooled_votes_are_trained_on_for_as_many_steps_as_in_a_federation(name):
     told, pooled = (found[stage].config() for stage in ("selector", "pooled"))
     accumulated = pooled["trainer"].get("accumulate_grad_batches", 1)
     assert accumulated == told["trainer"].get("accumulate_grad_batches", 1)
-    steps = told["federated"]["init_args"]["clients_per_round"] * told["federated"]["init_args"]["local_steps"]
+    steps = (
+        told["federated"]["init_args"]["clients_per_round"] * told["federated"]["init_args"]["local_steps"]
+    )
     assert pooled["trainer"]["limit_train_batches"] == steps * accumulated
 
 

@@ -8,11 +8,16 @@ from typing import Any
 from fedlight.recipes import recipe as recipes
 
 
-def trimmed(name: str, folder: Path, *left_out: str) -> str:
-    """Writes the recipe without these stages, and without what tables and figures show of them; gives the file's name."""
+def trimmed(name: str, folder: Path, *left_out: str, **first_axes: dict[str, Any]) -> str:
+    """Writes the recipe without these stages, and without what tables and figures show of them; gives the file's name.
+
+    Stages of a grid go with ``first_axes``: the first axis that this grid still has.
+    """
     recipe = recipes.load(name)
     stages = recipe["stages"]
-    assert set(left_out) <= set(stages)
+    assert set(left_out) <= {stage.name for stage in recipes.stages(recipe, folder, 0)}
+    for stage, axis in first_axes.items():
+        stages[stage]["grid"][0] = axis
     for stage, spec in stages.items():
         if stage in left_out:
             spec["when"] = False
