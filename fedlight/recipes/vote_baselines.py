@@ -54,13 +54,7 @@ def rule(
     return _result(tested, right)
 
 
-def rule_on_data(
-    data: str,
-    rule: str,
-    test_source: str | None = None,
-    tokenizer: str | None = None,
-    settings: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+def rule_on_data(data: str, rule: str, settings: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the accuracy of a rule without training on a datamodule's test votes for a selector.
 
     Votes that do not fit into the selector's input are left out, as in its test.
@@ -68,17 +62,13 @@ def rule_on_data(
     Args:
         data: config of a `PreferenceDataModule`, such as ``data/tldr_comparisons.yaml``.
         rule: as in `rule`; where the voters are unknown, each comparison has one label and ``voters`` judges none.
-        test_source: the datamodule's ``test_source``; None: that of the config.
-        tokenizer: the datamodule's ``tokenizer``; None: that of the config.
-        settings: further arguments of the datamodule, such as ``max_tokens``, where the selector's test has others.
+        settings: arguments of the datamodule, such as ``max_tokens``, where the selector's test has others.
 
     Returns:
         As `rule`.
     """
     check_choice("rule", rule, (*LENGTHS, "voters"))
-    changes = {"split.test_source": test_source, "tokenizer": tokenizer}
-    given = {name: value for name, value in changes.items() if value is not None}
-    votes = _tested_votes(data, {**given, **(settings or {})})
+    votes = _tested_votes(data, settings or {})
     right = np.full(len(votes.winner), np.nan)  # silent without voters
     if rule in LENGTHS:
         right = longer_wins(votes, LENGTHS[rule])

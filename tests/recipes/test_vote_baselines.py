@@ -155,7 +155,7 @@ def test_rules_see_the_votes_that_a_selector_is_tested_on(many, tmp_path, caplog
     data = config_of_data(tmp_path, COLUMNS)
     caplog.set_level("INFO")
     for name in ("characters", "words", "voters"):
-        found = rule_on_data(data, name, test, encoder)
+        found = rule_on_data(data, name, {"split.test_source": test, "tokenizer": encoder})
         assert found == rule(kept, COLUMNS, VALUES, name)
         assert found["votes"] == len(winners(many))
     of_rules = [rule(kept, COLUMNS, VALUES, name)["metrics"] for name in ("characters", "words", "voters")]
@@ -173,11 +173,16 @@ def test_agreement_is_unknown_where_labels_are_nobodys(tmp_path, caplog):
     test, encoder = write_rows(tmp_path / "test.jsonl", rows), make_encoder(tmp_path / "encoder")
     data = config_of_data(tmp_path, NOBODYS, partition={"by": "iid", "num_clients": 2})
     with caplog.at_level("INFO"):
-        found = rule_on_data(data, "voters", test, encoder)
+        found = rule_on_data(data, "voters", {"split.test_source": test, "tokenizer": encoder})
     assert found == {"metrics": {"test/votes": 0, "test/votes_unjudged": 2}, "votes": 2, "comparisons": 2}
     unknown = "the longer answer wins 0.500 (by words 0.500); majority of the other voters unknown, on 0 of 2"
     assert unknown in caplog.text
     assert "far voters agree is unknown, as none of 2 votes on 2 comparisons has other voters" in caplog.text
-    assert rule_on_data(data, "words", test, encoder)["metrics"]["test/accuracy"] == 0.5
+    assert (
+        rule_on_data(data, "words", {"split.test_source": test, "tokenizer": encoder})["metrics"][
+            "test/accuracy"
+        ]
+        == 0.5
+    )
     with pytest.raises(ValueError, match="rule='voter': did you mean 'voters'"):
-        rule_on_data(data, "voter", test, encoder)
+        rule_on_data(data, "voter", {"split.test_source": test, "tokenizer": encoder})
