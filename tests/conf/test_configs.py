@@ -30,7 +30,17 @@ AS_THEY_ARE = {  # on the embedded world and model; shorter
 PARTS = {
     "parts/toy_instructions": "feddca_star",
     "parts/toy_augmentations": "feddca",
-    "parts/toy_few_shot": "fewfedpit",
+    "parts/toy_few_shot": "curious",
+    "parts/toy_betas": "fewfedpit",
+    "parts/toy_task": "lora_bench",
+    "parts/toy_alphas": "heterogeneity",
+    "parts/toy_comparisons": "demo",
+    "parts/toy_groups": "fedbiscuit",
+    "parts/fedbiscuit": "tldr",
+    "parts/five_selectors": "fedbiscuit_table1",
+    "parts/shp_data": "shp",
+    "parts/polis_groups": "polis",
+    "parts/linear_selector": "liars",
     "parts/debates": "fedbis_real",
     "parts/few_real_rows": "fewfedpit_real",
 }  # part of recipes -> one that has it

@@ -176,12 +176,11 @@ def test_training_less_and_the_tests_have_one_template(domain, template):
 
 def test_sweeps_come_before_the_results():
     found = stages("feddca_table2", "sweeps=true")
-    numbers = [
-        found[f"feddca_{part}"].arguments["data.init_args.augmentation.init_args.number"]
-        for part in ("fifth", "two_fifths", "three_fifths", "clusters_8")
-    ]
-    assert numbers == [1000, 2000, 3000, 5000]
-    assert found["feddca_clusters_8"].arguments["data.init_args.augmentation.init_args.clusters"] == 80
+    parts = ("fifth", "two_fifths", "three_fifths", "clusters_8")
+    data = [found[f"feddca_{part}"].config()["data"]["init_args"] for part in parts]
+    asked = [told["augmentation"]["init_args"] for told in data]
+    assert [told["number"] for told in asked] == [1000, 2000, 3000, 5000]
+    assert [told["clusters"] for told in asked] == [10, 10, 10, 80]
     assert list(found)[-1] == "tables"
     assert found["tables"].arguments["methods"] == found["table"].arguments["methods"]
 
