@@ -15,7 +15,7 @@ def trimmed(name: str, folder: Path, *left_out: str, **first_axes: dict[str, Any
     """
     recipe = recipes.load(name)
     stages = recipe["stages"]
-    assert set(left_out) <= {stage.name for stage in recipes.stages(recipe, folder, 0)}
+    assert set(left_out) <= {*stages, *(stage.name for stage in recipes.stages(recipe, folder, 0))}
     for stage, axis in first_axes.items():
         stages[stage]["grid"][0] = axis
     for stage, spec in stages.items():
