@@ -30,16 +30,15 @@ def run(recipe, folder, *changes, seed=3):
 
 @pytest.fixture(scope="module")
 def changes(tiny_model):
-    more = ("warmup_rounds=1", "warmup_rounds_of_5=1", "regroup_every=1", "rounds=6")
-    alike = (f"alike_source={VOTES}", f"alike_test_source={HELDOUT}")
-    return tiny_recipe(tiny_model, *more, *alike, "dpo_epochs=1")
+    return tiny_recipe(tiny_model, "warmup_rounds=1", "regroup_every=1", "rounds=6", "dpo_epochs=1")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, changes):
     """Of a finished run of the recipe fedbiscuit."""
     folder = tmp_path_factory.mktemp("methods")
-    run("fedbiscuit", folder, *changes)
+    alike = (f"alike_source={VOTES}", f"alike_test_source={HELDOUT}")
+    run("fedbiscuit", folder, *changes, *alike, "warmup_rounds_of_5=1")
     return folder
 
 

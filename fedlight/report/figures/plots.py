@@ -25,6 +25,7 @@ from fedlight.report.figures.style import (
     add_legend,
     colors,
     new_figure,
+    new_panels,
     save,
 )
 from fedlight.runs.rows import Rows, read_rows
@@ -285,33 +286,50 @@ def method_intervals(tables: list[str], output: str) -> dict[str, Any]:
         ``file``, and ``table``: method -> value, low, high.
     """
     rows = [row for table in tables for row in result_of(Path(table))["rows"]]
-    names = ("own", "own_low", "own_high")
+    table = estimates(rows, "own")
+    return {
+        "file": save(draw_intervals({"": table}, "accuracy of a client's own model"), output),
+        "table": table,
+    }
+
+
+def estimates(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, Estimate]:
+    """Return method -> mean over its rows; methods without the column are left out.
+
+    Examples:
+        >>> rows = [{"method": "m", "own": x, "own_low": x - 0.25, "own_high": x + 0.25} for x in (0.5, 1.0)]
+        >>> estimates([*rows, {"method": "n"}], "own")
+        {'m': Estimate(value=0.75, low=0.5, high=1.0)}
+    """
+    names = (column, f"{column}_low", f"{column}_high")
     by_method: dict[str, list[list[float]]] = {}
     for row in rows:
         if all(name in row for name in names):
             by_method.setdefault(row["method"], []).append([row[name] for name in names])
-    table = {
+    return {
         method: Estimate(*(sum(numbers) / len(numbers) for numbers in zip(*values, strict=True)))
         for method, values in by_method.items()
     }
-    figure = draw_intervals(table, "accuracy of a client's own model")
-    return {"file": save(figure, output), "table": table}
 
 
 @matplotlib.rc_context(STYLE)
-def draw_intervals(estimates: Mapping[str, Estimate], label: str, at: float = 0.5) -> Figure:
-    """Draw the estimate of each method, with a line at ``at``."""
-    figure, axes = new_figure()
-    figure.set_size_inches(6.0, 1.2 + INCHES_OF_A_ROW * len(estimates))
-    axes.axvline(at, color="0.6", linewidth=0.8, zorder=0)
-    for row, (value, low, high) in enumerate(estimates.values()):
-        # A round cap would make the interval look longer.
-        axes.plot([low, high], [row, row], color=COLORS[0], linewidth=1.5, solid_capstyle="butt")
-        axes.plot([value], [row], marker="o", markersize=5, color=COLORS[0])
-    axes.tick_params(labelsize=9)
-    axes.grid(axis="y", color="0.92", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.set_yticks(range(len(estimates)), [*estimates])
-    axes.set_ylim(len(estimates) - 0.5, -0.5)
+def draw_intervals(panels: Mapping[str, Mapping[str, Estimate]], label: str, at: float = 0.5) -> Figure:
+    """Draw the methods' estimates in a panel for each title, with a line at ``at``; all panels have the same methods."""
+    figure, axes = new_panels(len(panels))
+    methods: Sequence[str] = [*next(iter(panels.values()))]
+    figure.set_size_inches(4.0 + 2.0 * len(panels), 1.2 + INCHES_OF_A_ROW * len(methods))
+    for place, (panel, (title, by_method)) in enumerate(zip(axes, panels.items(), strict=True)):
+        panel.axvline(at, color="0.6", linewidth=0.8, zorder=0)
+        for row, method in enumerate(methods):
+            value, low, high = by_method[method]
+            # A round cap would make the interval look longer.
+            panel.plot([low, high], [row, row], color=COLORS[0], linewidth=1.5, solid_capstyle="butt")
+            panel.plot([value], [row], marker="o", markersize=5, color=COLORS[0])
+        panel.set_title(title, fontsize=10)
+        panel.tick_params(labelsize=9, left=place == 0)
+        panel.grid(axis="y", color="0.92", linewidth=0.6)
+        panel.set_axisbelow(True)
+    axes[0].set_yticks(range(len(methods)), methods)
+    axes[0].set_ylim(len(methods) - 0.5, -0.5)
     figure.supxlabel(label, fontsize=10)
     return figure

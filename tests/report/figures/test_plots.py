@@ -173,7 +173,7 @@ def test_without_known_groups_no_group_is_named(tmp_path):
 
 def test_dots_and_lines_are_the_estimates():
     estimates = {"m": Estimate(0.6, 0.5, 0.7), "n": Estimate(0.4, 0.3, 0.45)}
-    (axes,) = plots.draw_intervals(estimates, "accuracy").axes
+    (axes,) = plots.draw_intervals({"": estimates}, "accuracy").axes
     middle, *drawn = axes.get_lines()
     assert list(middle.get_xdata()) == [0.5, 0.5]
     for row, estimate in enumerate(estimates.values()):
