@@ -175,5 +175,5 @@ def differences(
         rows.append(
             {"pair": pair, "difference": mean(gaps), "low": ends[0], "high": ends[1], "seeds": len(gaps)}
         )
-    figure = draw_intervals(points, f"difference of {name or column}", at=0.0)
+    figure = draw_intervals({"": points}, f"difference of {name or column}", at=0.0)
     return {"file": save(figure, output), "rows": rows}
